@@ -70,7 +70,7 @@ PROFILES = {
     "release": Profile(1.0, row_seconds=300.0, full=True, noise=True),
 }
 # Tables that take longer than all others, or that need a link.
-APART = [
+SEPARATE = [
     compress.compress_table(wsgi.LOCUST), compress.compress_table(wsgi.LOCUST, "compress-link"),
     slow.upload_table(wsgi.LOCUST), slow_memory.TABLE,
 ]  # fmt: skip
@@ -81,7 +81,7 @@ UNPUBLISHED = [
 
 
 def tables() -> list[Table]:
-    """Return the tables of `all`, from bodies to servers. They are published, like APART."""
+    """Return the tables of `all`, from bodies to servers. They are published, like SEPARATE."""
     return [
         *wsgi.BODIES, *wsgi.FILES, wsgi.WORKER, jit.TABLE, metrics.TABLE,
         *slow.TABLES, goodput.TABLE, released.TABLE, peers.TABLE,
@@ -97,8 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    which = "name of a table, or the beginning or a part of the keys of rows"
-    parser.add_argument("keys", nargs="*", metavar="KEY", help=which)
+    keys_help = "name of a table, or the beginning or a part of the keys of rows"
+    parser.add_argument("keys", nargs="*", metavar="KEY", help=keys_help)
     option(parser, "--profile", "", "length of the runs", default="quick", choices=PROFILES)
     option(parser, "--list", help="list the rows and their keys")
     option(parser, "--seconds", "S", "length of a run", type=seconds)
@@ -107,47 +107,47 @@ def main(arguments: Sequence[str] | None = None) -> int:
     option(parser, "--note", "TEXT", "a sentence about the run, such as: The machine was busy.")
     option(parser, "--page", "NAME", "name of the page (default: load-tests, or the table's name)")
     option(parser, "--link", "MBIT", "run over a link with this rate in Mbit/s", type=count)
-    strict = "exit with 1 if the last contender of a row fails, or bodies differ"
-    option(parser, "--strict", help=strict)
+    strict_help = "exit with 1 if the last contender of a row fails, or bodies differ"
+    option(parser, "--strict", help=strict_help)
     option(parser, "--deployed", help="with access logs, metrics, a browser's headers and uvloop")
-    given = parser.parse_args(arguments)
-    keys = [key for key in given.keys if key != "all"]
-    selected = chosen([*tables(), *APART, *UNPUBLISHED], keys) if keys else tables()
+    options = parser.parse_args(arguments)
+    keys = [key for key in options.keys if key != "all"]
+    selected = chosen([*tables(), *SEPARATE, *UNPUBLISHED], keys) if keys else tables()
     if not selected:
         parser.error(f"no key contains {' or '.join(keys)}; --list lists the keys")
-    if not given.link and not given.list:
+    if not options.link and not options.list:
         selected = [table for table in selected if table.name not in LINKS]
         if not selected:
             parser.error(f"{' '.join(keys)}: add --link MBIT, the link's rate")
-    if given.list:
+    if options.list:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a reader such as `head` may end early
         print("\n".join(f"{row.key:32} {row.title}" for table in selected for row in table.rows))
         return 0
-    profile = PROFILES[given.profile]
+    profile = PROFILES[options.profile]
     for name in ("seconds", "rounds", "row_seconds", "note"):
-        if getattr(given, name) is not None:
-            profile = replace(profile, **{name: getattr(given, name)})
+        if getattr(options, name) is not None:
+            profile = replace(profile, **{name: getattr(options, name)})
     raise_open_files()  # servers and clients inherit the limit
-    page = given.page or ("load-tests" if len(selected) > 1 else "")
+    page = options.page or ("load-tests" if len(selected) > 1 else "")
     title = page.replace("-", " ").capitalize()
-    folder, host = REPORTS / given.profile, HOST
+    folder, host = REPORTS / options.profile, HOST
     with contextlib.ExitStack() as stack:
-        if given.link:
+        if options.link:
             try:
-                wsgi.LOCUST.within = stack.enter_context(link(given.link))
+                wsgi.LOCUST.within = stack.enter_context(link(options.link))
             except NoLink as error:
                 print(error)
                 return 0
-            folder, host = folder / f"{given.link}-mbit", ADDRESS
+            folder, host = folder / f"{options.link}-mbit", ADDRESS
         stack.enter_context(wsgi.LOCUST)
-        if given.deployed:
+        if options.deployed:
             selected = [*map(stack.enter_context(deployed()).table, selected)]
             folder /= "deployed"
         results, status = measure(
             selected, profile, folder=folder, host=host, page_name=page, page_title=title,
             keep_rows=True,
         )  # fmt: skip
-    return status or int(given.strict and not all(result.is_good for result in results))
+    return status or int(options.strict and not all(result.is_good for result in results))
 
 
 def chosen(tables: Sequence[Table], keys: Sequence[str]) -> list[Table]:
@@ -156,15 +156,15 @@ def chosen(tables: Sequence[Table], keys: Sequence[str]) -> list[Table]:
     A key selects the table of that name. If there is no such table, it selects the rows whose key
     begins with it. If there are no such rows, it selects the rows whose key contains it.
     """
-    of_tables = {table.name: {row.key for row in table.rows} for table in tables}
-    names: set[str] = set().union(*of_tables.values())
-    wanted: set[str] = set()
+    keys_by_table = {table.name: {row.key for row in table.rows} for table in tables}
+    names: set[str] = set().union(*keys_by_table.values())
+    selected_keys: set[str] = set()
     for key in keys:
-        begun = of_tables.get(key) or {name for name in names if name.startswith(key)}
-        wanted |= begun or {name for name in names if key in name}
+        matches = keys_by_table.get(key) or {name for name in names if name.startswith(key)}
+        selected_keys |= matches or {name for name in names if key in name}
     selected = []
     for table in tables:
-        rows = [row for row in table.rows if row.key in wanted]
+        rows = [row for row in table.rows if row.key in selected_keys]
         if rows:
             selected.append(replace(table, rows=rows))
     return selected

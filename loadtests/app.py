@@ -91,7 +91,7 @@ def _file(environ: WSGIEnvironment, size: int) -> BinaryIO:
     return open(payload_file(size), "rb")
 
 
-def _in_the_servers(environ: WSGIEnvironment, size: int) -> object:
+def _file_in_wrapper(environ: WSGIEnvironment, size: int) -> object:
     return environ.get("wsgi.file_wrapper", FileWrapper)(_file(environ, size), BLOCK_BYTES)
 
 
@@ -120,7 +120,7 @@ SHAPES = {
     "undeclared": Shape("one block, no length", REPORT_BYTES, lambda e, n: [payload(n)]),
     "small": Shape("a list with one small block", 512, lambda e, n: [payload(n)], declared=True),
     "server-wrapper": Shape(
-        "the server's file wrapper", FILE_BYTES, _in_the_servers, declared=True
+        "the server's file wrapper", FILE_BYTES, _file_in_wrapper, declared=True
     ),
     "stream": Shape(
         "a generator of 64 KiB blocks", FILE_BYTES, lambda e, n: iter(chunks(n, BLOCK_BYTES))
@@ -143,8 +143,10 @@ def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[byt
     """Return the body that the path names, in its shape, right or wrong."""
     name, _, digits = environ.get("PATH_INFO", "").lstrip("/").partition("/")
     shape = SHAPES.get(name)
-    sized = not digits or (digits.isascii() and digits.isdigit() and int(digits) <= MAX_BYTES)
-    if shape is None or not sized:
+    is_valid_size = not digits or (
+        digits.isascii() and digits.isdigit() and int(digits) <= MAX_BYTES
+    )
+    if shape is None or not is_valid_size:
         status = "404 Not Found" if name else "200 OK"
         listing = "".join(f"/{n:<16} {s.size:>10} bytes  {s.text}\n" for n, s in SHAPES.items())
         start_response(status, [("Content-Type", "text/plain")])

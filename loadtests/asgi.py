@@ -47,7 +47,7 @@ SERVERS = {
 }
 
 
-def _of(path: str, *names: str) -> dict[str, Side]:
+def _sides(path: str, *names: str) -> dict[str, Side]:
     return {name: (SERVERS[name], path) for name in names}
 
 
@@ -80,25 +80,25 @@ _UPLOADED_HTTP2 = {
 }
 _ASYNCIO = "asyncio's loop", "our protocol, asyncio's loop", "asyncio's loop + ASGIFast"
 _ASGI = table("asgi", "ASGIFast and asgifast's protocol on uvloop, beside uvicorn and granian", [
-    row("asgi.file-large", "FileResponse 10 MiB", _of(LARGE, PLAIN, OURS, ALONE, "granian"),
+    row("asgi.file-large", "FileResponse 10 MiB", _sides(LARGE, PLAIN, OURS, ALONE, "granian"),
         unit=BYTES),
     row("asgi.file-ranges", "FileResponse 10 MiB by 1 MiB ranges",
-        {**_of(LARGE, PLAIN), **_of(OUR_LARGE, OURS, ALONE), **_of(LARGE, "granian")},
+        {**_sides(LARGE, PLAIN), **_sides(OUR_LARGE, OURS, ALONE), **_sides(LARGE, "granian")},
         unit=BYTES, headers=(f"Range: bytes={3 * MIB}-{4 * MIB - 1}",)),
     row("asgi.file-small", "FileResponse 1 KiB",
-        {**_of(SMALL, PLAIN), f"{OURS} {SMALL}": (SERVERS[OURS], SMALL),
+        {**_sides(SMALL, PLAIN), f"{OURS} {SMALL}": (SERVERS[OURS], SMALL),
          f"{OURS} /our-file/1024.bin": (SERVERS[OURS], "/our-file/1024.bin"),
-         **_of(SMALL, "granian")}),
+         **_sides(SMALL, "granian")}),
     row("asgi.static-small", "StaticFiles 1 KiB",
         {f"{name} {path}": (SERVERS[name], path)
          for path in ("/static/1024.bin", OUR_STATIC) for name in (PLAIN, OURS)}),
-    row("asgi.crumbs", "100,000 messages of 100 bytes", _of(CRUMBS, PLAIN, OURS, ALONE),
+    row("asgi.crumbs", "100,000 messages of 100 bytes", _sides(CRUMBS, PLAIN, OURS, ALONE),
         unit=BYTES),
     row("asgi.crumbs-asyncio", "100,000 messages of 100 bytes on asyncio's loop",
-        _of(CRUMBS, *_ASYNCIO), unit=BYTES),
+        _sides(CRUMBS, *_ASYNCIO), unit=BYTES),
     row("asgi.response", "Response 1 KiB",
-        _of("/plain", PLAIN, OURS, ALONE, *_MIDDLEWARE, BOTH)),
-    row("asgi.response-asyncio", "Response 1 KiB on asyncio's loop", _of("/plain", *_ASYNCIO)),
+        _sides("/plain", PLAIN, OURS, ALONE, *_MIDDLEWARE, BOTH)),
+    row("asgi.response-asyncio", "Response 1 KiB on asyncio's loop", _sides("/plain", *_ASYNCIO)),
     _upload("stream", "read by request.stream()",
             {**_UPLOADED, "a bare loop": small("receive-loop")}),
     _upload("multipart", "in a form, read by request.form()", _UPLOADED, form=True),
@@ -117,7 +117,7 @@ _ASGI = table("asgi", "ASGIFast and asgifast's protocol on uvloop, beside uvicor
 _LOGS = {"": (), "-log": ("--access-log", "--log-level=info")}
 
 
-def _on_loop(loop: str, log: str) -> list[Row]:
+def _loop_rows(loop: str, log: str) -> list[Row]:
     """Return rows that compare asgifast's protocol with uvicorn's, on one event loop."""
     options = (f"--loop={loop}", *_LOGS[log])
     sides: dict[str, Side] = {
@@ -133,7 +133,7 @@ def _on_loop(loop: str, log: str) -> list[Row]:
 
 
 _LOOPS = table("asgi-loops", "asgifast's protocol beside uvicorn's, on both event loops", [
-    each for loop in ("uvloop", "asyncio") for log in _LOGS for each in _on_loop(loop, log)
+    each for loop in ("uvloop", "asyncio") for log in _LOGS for each in _loop_rows(loop, log)
 ])  # fmt: skip
 
 OTHERS: dict[str, Callable[[str], Server]] = {
@@ -154,15 +154,15 @@ _OTHERS = table("asgi-others", "ASGIFast on other ASGI servers", [
 ])  # fmt: skip
 
 
-def through(framework: str, title: str) -> list[Row]:
+def middleware_rows(framework: str, title: str) -> list[Row]:
     """Return rows with a file, a stream and a small response that pass a framework's middleware."""
     sides: dict[str, Side] = {
         PLAIN: uvicorn(f"{FRAMEWORK}:plain_{framework}"),
         BOTH: uvicorn(f"{FRAMEWORK}:fast_{framework}", ours=True),
     }
     if not find_spec(framework):
-        way_out = f"{framework} is not installed: .venv/bin/pip install --group frameworks"
-        sides = unavailable(sides, way_out)
+        remedy = f"{framework} is not installed: .venv/bin/pip install --group frameworks"
+        sides = unavailable(sides, remedy)
     return rows(f"asgi.middleware.{framework}", f"{title}: ", sides, [
         ("file", "a file of 10 MiB", "/file", BYTES, raw()),
         ("stream", "1 MiB in blocks of 1 KiB", "/stream", BYTES, raw()),
@@ -177,6 +177,6 @@ TABLES = [
     table(
         "asgi-middleware",
         "Apps with the middleware of their ASGI frameworks",
-        [each for name, (title, *_) in FRAMEWORKS.items() for each in through(name, title)],
+        [each for name, (title, *_) in FRAMEWORKS.items() for each in middleware_rows(name, title)],
     ),
 ]

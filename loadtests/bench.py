@@ -53,9 +53,9 @@ def row(
 def _contender(name: str, side: Side, path: str, fresh: bool) -> Contender:
     if not isinstance(side, Server | tuple):
         return Contender(name, client=side)
-    server, *own = side if isinstance(side, tuple) else (side,)
-    path = next((each for each in own if isinstance(each, str)), path)
-    client: Any = next((each for each in own if not isinstance(each, str)), None)
+    server, *overrides = side if isinstance(side, tuple) else (side,)
+    path = next((each for each in overrides if isinstance(each, str)), path)
+    client: Any = next((each for each in overrides if not isinstance(each, str)), None)
     return Contender(name, server, path, client, fresh)
 
 
@@ -73,16 +73,16 @@ def pair(*options: str, app: str = APP, first: str = "gthread", **more: Any) -> 
 def rows(key: str, title: str, sides: Mapping[str, Side], cases: Iterable[Case]) -> list[Row]:
     """Return a row for each scenario, with the same contenders."""
     return [
-        row(f"{key}.{case}", f"{title}{what}", sides, path, unit, *client)
-        for case, what, path, unit, *client in cases
+        row(f"{key}.{case}", f"{title}{case_title}", sides, path, unit, *client)
+        for case, case_title, path, unit, *client in cases
     ]
 
 
-def unavailable(names: Iterable[str], way_out: str) -> dict[str, Side]:
+def unavailable(names: Iterable[str], remedy: str) -> dict[str, Side]:
     """Return contenders that fail with a message, in place of unavailable ones."""
 
     def fail(task: Task) -> Load:
-        return Load(0, 1, 0, 0.0, errors={way_out: 1})
+        return Load(0, 1, 0, 0.0, errors={remedy: 1})
 
     return dict.fromkeys(names, fail)
 
@@ -92,7 +92,7 @@ def table(name: str, title: str, members: Sequence[Row], **more: Any) -> Table:
     return Table(name, title, members, **{"prepare": files, **more})
 
 
-def with_its_cpu(client: Client) -> Client:
+def with_client_cpu(client: Client) -> Client:
     """Return a client that also reports its own CPU time."""
 
     def run(task: Task) -> Load:

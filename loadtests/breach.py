@@ -61,8 +61,8 @@ def success(
                 ]
                 score += sign * estimate(sizes)
             scores[digit] = score
-        least = min(scores.values())
-        best = [digit for digit, score in scores.items() if score == least]
+        lowest = min(scores.values())
+        best = [digit for digit, score in scores.items() if score == lowest]
         found += best == [secret[known]]
     return found / trials
 

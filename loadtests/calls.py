@@ -152,7 +152,7 @@ _METRICS: dict[str, Any] = {
     "prometheus": partial(WSGIFast, metrics="prometheus"),
     "opentelemetry, its SDK": _with_opentelemetry,
 }
-_NOTED: dict[str, Any] = {"headers": (_LENGTH,), "pattern": "/items/<int:number>"}
+_ROUTED: dict[str, Any] = {"headers": (_LENGTH,), "pattern": "/items/<int:number>"}
 # By the key of a row: its title, its contenders, and the function that makes a contender's call.
 CALLS: dict[str, tuple[str, dict[str, Any], Callable[..., Callable[[], Any]]]] = {
     "wsgi.declared": ("WSGI: [bytes] with Content-Length", _WSGI,
@@ -173,7 +173,7 @@ CALLS: dict[str, tuple[str, dict[str, Any], Callable[..., Callable[[], Any]]]] =
     "uncompressed.flask.image": ("An image of Flask's", _COMPRESS,
                                  partial(_flask, path="/image")),
     "fastworker": ("A response of 1 KiB", {"FastWorker": _WSGI["raw"]}, _fast_worker),
-    "metrics": ("WSGIFast with metrics", _METRICS, partial(_wsgi, **_NOTED)),
+    "metrics": ("WSGIFast with metrics", _METRICS, partial(_wsgi, **_ROUTED)),
 }  # fmt: skip
 
 
@@ -183,15 +183,15 @@ def main() -> None:
     names = [f"{key}:{side}" for key, (_, sides, _) in CALLS.items() for side in sides]
     parser.add_argument("call", choices=names, metavar="CALL", help="one of " + ", ".join(names))
     parser.add_argument("count", type=int, nargs="+", metavar="COUNT", help="how often")
-    given = parser.parse_args()
-    key, _, side = given.call.partition(":")
+    options = parser.parse_args()
+    key, _, side = options.call.partition(":")
     _, sides, make = CALLS[key]
-    for count in given.count:
+    for count in options.count:
         pid = os.fork()
         if not pid:
-            called = make(sides[side])  # after the fork: it may start threads
+            call = make(sides[side])  # after the fork: it may start threads
             for _ in range(count):
-                called()
+                call()
             return
         if os.waitpid(pid, 0)[1]:
             sys.exit(1)

@@ -33,7 +33,7 @@ from .harness.tables import Client, Task
 # The size of a receive. It is larger than the socket's buffer, so one call receives all waiting
 # bytes.
 RECEIVE_BYTES = 1 << 20
-GIVE_UP_S = 30.0
+TIMEOUT_S = 30.0
 _LAST_CHUNK = b"\r\n0\r\n\r\n"
 
 
@@ -52,7 +52,7 @@ class Connection:
     :param expected: the size of each body in bytes. None to accept any size.
     :param receive_bytes: the size of one receive.
     :param look: called with each piece of a body with a Content-Length, and with its offset.
-    :param give_up_s: the longest time without a byte of the response.
+    :param timeout_s: the longest time without a byte of the response.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Connection:
         receive_bytes: int = RECEIVE_BYTES,
         look: Callable[[memoryview, int], None] | None = None,
         tls: bool = False,
-        give_up_s: float = GIVE_UP_S,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         host, port = address
         lines = [f"GET {path} HTTP/1.1", f"Host: {host}:{port}", *headers, "", ""]
@@ -75,7 +75,7 @@ class Connection:
         self._buffer = memoryview(bytearray(receive_bytes))
         self._look = look
         self._tls = unverified_tls() if tls else None
-        self._give_up_s = give_up_s
+        self._timeout_s = timeout_s
         self._connection: http.Connection | None = None
 
     @property
@@ -95,16 +95,16 @@ class Connection:
         :raises BadResponse: if the response is wrong.
         :raises OSError: if the connection fails.
         """
-        stays_open = False
+        is_reusable = False
         try:
             if self._connection is None:
                 self._connection = http.Connection(
-                    self._address, tls=self._tls, timeout=self._give_up_s
+                    self._address, tls=self._tls, timeout=self._timeout_s
                 )
                 self._connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            size, stays_open = self._exchange(self._connection)
+            size, is_reusable = self._exchange(self._connection)
         finally:
-            if not stays_open:
+            if not is_reusable:
                 self.close()
         return size
 
@@ -122,7 +122,7 @@ class Connection:
             raise BadResponse("incomplete headers") from None
         except (AssertionError, ValueError) as error:
             raise BadResponse(str(error)) from None
-        stays_open = headers.keep_alive
+        is_reusable = headers.keep_alive
         length = headers.header("Content-Length")
         if length is not None:
             size = int(length)
@@ -134,7 +134,7 @@ class Connection:
         elif headers.status in (204, 304):
             size = 0
         else:
-            size, stays_open = 0, False
+            size, is_reusable = 0, False
             while received := connection.stream.readinto1(self._buffer):
                 size += received
         if headers.status >= 400:
@@ -143,7 +143,7 @@ class Connection:
             raise BadResponse(
                 f"status {headers.status} with {size} bytes instead of {self._expected}"
             )
-        return size, stays_open
+        return size, is_reusable
 
     def _receive_exactly(self, stream: BufferedReader, size: int, status: int) -> None:
         buffer, look, done = self._buffer, self._look, 0
@@ -187,7 +187,7 @@ def raw(
         errors: Counter[str] = Counter()
         begun, cpu = time.perf_counter(), time.process_time()
 
-        def ask() -> None:
+        def send_requests() -> None:
             connection = Connection(
                 task.address,
                 task.path,
@@ -212,8 +212,8 @@ def raw(
 
         # The present thread sends requests too. So Ctrl-C ends a run of one connection at once.
         with ThreadPoolExecutor(max(1, connections - 1)) as pool:
-            others = [pool.submit(ask) for _ in range(connections - 1)]
-            ask()
+            others = [pool.submit(send_requests) for _ in range(connections - 1)]
+            send_requests()
             for each in others:
                 each.result()
         seconds, cpu = time.perf_counter() - begun, time.process_time() - cpu
@@ -239,7 +239,7 @@ def percentiles(times_ms: Sequence[float]) -> dict[int, float]:
 
 
 # If h2load does not end within this time after its duration, it never ends.
-_H2LOAD_ENDS_S = 10.0
+_H2LOAD_GRACE_S = 10.0
 _UNITS_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 # wrk calls this function once, at the end. Without other functions, no Lua code runs for requests.
 _REPORT = """
@@ -318,9 +318,9 @@ def page_loads(paths: Sequence[str]) -> Client:
             urls = folder / "urls"
             urls.write_text("".join(f"{_url(replace(task, path=path))}\n" for path in paths))
             count = len(paths)
-            asks = (f"--requests={count}", f"--input-file={urls}")
+            amounts = (f"--requests={count}", f"--input-file={urls}")
             while True:
-                load = _run_h2load(task, folder, 1, count, *asks)
+                load = _run_h2load(task, folder, 1, count, *amounts)
                 failures += load.requests < count
                 times += [load.seconds * 1e3] * (load.requests == count)
                 size, cpu = size + load.body_bytes, cpu + load.client_cpu_s
@@ -363,7 +363,7 @@ def _run_h2load(task: Task, folder: Path, connections: int, streams: int, *argum
     try:
         ran = subprocess.run(
             [*command, *size, *arguments],
-            capture_output=True, text=True, timeout=task.seconds + _H2LOAD_ENDS_S,
+            capture_output=True, text=True, timeout=task.seconds + _H2LOAD_GRACE_S,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         # h2load waits for connections without a response, for example from gthread without a free

@@ -47,15 +47,15 @@ def compress_table(locust: Locust, name: str = "compress") -> Table:
         for body in _BODIES
         for coding in _CODINGS
     ]
-    where = f" over a link of {LINKS[name]} Mbit/s" if name in LINKS else ""
-    return table(name, f"Compression{where}", rows)
+    suffix = f" over a link of {LINKS[name]} Mbit/s" if name in LINKS else ""
+    return table(name, f"Compression{suffix}", rows)
 
 
-def _row(begin: str, kind: str, body: str, coding: str, locust: Locust) -> Row:
-    key = f"{begin}.{body.partition('.')[0]}.{coding}"
+def _row(prefix: str, kind: str, body: str, coding: str, locust: Locust) -> Row:
+    key = f"{prefix}.{body.partition('.')[0]}.{coding}"
     title = f"{kind.upper()}: {_BODIES[body]}, {coding}"
     return row(
-        key, title, _sides(kind), f"/{body}", RESPONSES, _with_its_bytes(locust),
+        key, title, _sides(kind), f"/{body}", RESPONSES, _with_sizes(locust),
         headers=(f"Accept-Encoding: {coding}",), ours="wsgifast",
     )  # fmt: skip
 
@@ -67,17 +67,20 @@ def _sides(kind: str) -> Mapping[str, Side]:
     else:
         raw = peer = uvicorn(_STARLETTE, "--factory")
         ours = uvicorn(_STARLETTE, "--factory", ours=True)
-    sides: dict[str, Side] = {"raw": _as("raw", raw), "wsgifast": _as("wsgifast", ours)}
+    sides: dict[str, Side] = {
+        "raw": _compressed_by("raw", raw),
+        "wsgifast": _compressed_by("wsgifast", ours),
+    }
     if importlib.util.find_spec(package.replace("-", "_")) is None:
         return sides | unavailable([name], f"{package} is not installed: pip install {package}")
-    return sides | {name: _as(package, peer)}
+    return sides | {name: _compressed_by(package, peer)}
 
 
-def _as(contender: str, server: Server) -> Server:
+def _compressed_by(contender: str, server: Server) -> Server:
     return replace(server, env=(("COMPRESS", contender),))
 
 
-def _with_its_bytes(locust: Locust) -> Client:
+def _with_sizes(locust: Locust) -> Client:
     client = locust.client(_CONNECTIONS)
 
     def run(task: Task) -> Load:

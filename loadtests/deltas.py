@@ -35,7 +35,7 @@ _FOLDERS = {
     "bootstrap-flask": "flask_bootstrap/static/bootstrap5/",
     "django": "django/contrib/admin/static/",
 }
-_LEFT_OUT = ("bootswatch/", "umd/", "/vendor/")
+_EXCLUDED = ("bootswatch/", "umd/", "/vendor/")
 _PAGE = """{% load static %}<!doctype html><title>A site</title>
 <link rel="icon" href="data:,">
 <link rel="stylesheet" href="{% static 'css/bootstrap.min.css' %}">
@@ -67,7 +67,9 @@ if __name__ == "__main__":
     from django.core.management import call_command
     call_command("collectstatic", verbosity=0, interactive=False)
 """
-_WITHOUT = "--disable-features=CompressionDictionaryTransport,CompressionDictionaryTransportBackend"
+_NO_DICTIONARIES = (
+    "--disable-features=CompressionDictionaryTransport,CompressionDictionaryTransportBackend"
+)
 
 
 class Site:
@@ -90,10 +92,10 @@ class Site:
         for package, version in versions.items():
             with zipfile.ZipFile(wheel(f"{package}=={version}")) as opened:
                 for name in opened.namelist():
-                    below = name.removeprefix(_FOLDERS[package])
-                    if below != name and not any(part in name for part in _LEFT_OUT):
-                        (source / below).parent.mkdir(parents=True, exist_ok=True)
-                        (source / below).write_bytes(opened.read(name))
+                    relative = name.removeprefix(_FOLDERS[package])
+                    if relative != name and not any(part in name for part in _EXCLUDED):
+                        (source / relative).parent.mkdir(parents=True, exist_ok=True)
+                        (source / relative).write_bytes(opened.read(name))
         subprocess.run(
             [sys.executable, str(self.folder / "site_.py")],
             env={**os.environ, **self.environment},
@@ -127,16 +129,20 @@ def main() -> int:
                 env=site.environment,
                 forked=False,
             ):
-                for way, options in (("brotli", [_WITHOUT]), ("deltas", [])):
-                    sent[way].append(site.visit(site.folder / way, *options))
+                for variant, options in (("brotli", [_NO_DICTIONARIES]), ("deltas", [])):
+                    sent[variant].append(site.visit(site.folder / variant, *options))
     print("| file | brotli, bytes | delta, bytes |\n|---|---|---|")
-    by_way = [{_short(f.url): f for f in sent[way][1] if f.wire_bytes} for way in sent]
-    for file in sorted(by_way[0]):
-        brotli, delta = by_way[0][file], by_way[1][file]
+    files_by_variant = [
+        {_short(f.url): f for f in sent[variant][1] if f.wire_bytes} for variant in sent
+    ]
+    for file in sorted(files_by_variant[0]):
+        brotli, delta = files_by_variant[0][file], files_by_variant[1][file]
         coding = delta.headers.get("content-encoding")
         note = "" if coding == "dcz" else f" ({coding})"
         print(f"| {file} | {brotli.wire_bytes:,} | {delta.wire_bytes:,}{note} |")
-    brotli_bytes, delta_bytes = (sum(f.wire_bytes for f in files.values()) for files in by_way)
+    brotli_bytes, delta_bytes = (
+        sum(f.wire_bytes for f in files.values()) for files in files_by_variant
+    )
     print(f"| **all** | {brotli_bytes:,} | {delta_bytes:,} |")
     share = delta_bytes / brotli_bytes
     print(f"\nThe returning browser got {share:.1%} of brotli's bytes.")

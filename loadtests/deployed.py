@@ -94,8 +94,8 @@ class Deployment:
         )
 
     def _row(self, row: Row) -> Row:
-        own = {header.partition(":")[0] for header in row.headers}
-        headers = [header for header in _HEADERS if header.partition(":")[0] not in own]
+        row_names = {header.partition(":")[0] for header in row.headers}
+        headers = [header for header in _HEADERS if header.partition(":")[0] not in row_names]
         contenders = tuple(map(self._contender, row.contenders))
         return replace(row, contenders=contenders, headers=(*row.headers, *headers))
 
@@ -130,9 +130,9 @@ def main() -> None:
     parser.add_argument("pipe", help="the pipe for the server's output")
     parser.add_argument("module", help="the server's module, such as gunicorn")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the server's arguments")
-    given = parser.parse_args()
-    os.dup2(os.open(given.pipe, os.O_WRONLY), sys.stdout.fileno())
-    os.execv(sys.executable, [sys.executable, *MODULE, given.module, *given.arguments])
+    options = parser.parse_args()
+    os.dup2(os.open(options.pipe, os.O_WRONLY), sys.stdout.fileno())
+    os.execv(sys.executable, [sys.executable, *MODULE, options.module, *options.arguments])
 
 
 if __name__ == "__main__":

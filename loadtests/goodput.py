@@ -24,7 +24,7 @@ from .servers import granian
 
 APP, ASGI_APP = "loadtests.app:app", "loadtests.asgi_app:bare"
 PATH = "/work"
-THREADS, GIVE_UP_S = 4, 1.0
+THREADS, CLIENT_TIMEOUT_S = 4, 1.0
 CAPACITY = THREADS / WORK_S
 QUEUE_TIMEOUT_S = 0.5
 # By key: the offered load, as a multiple of the capacity.
@@ -34,10 +34,10 @@ _TICK_S = 0.004
 GOODPUT = Unit("in time/s", lambda load: load.requests_per_s)
 
 
-async def _ask(task: Task, seen: Counter[str], times_ms: list[float]) -> None:
+async def _send_request(task: Task, counts: Counter[str], times_ms: list[float]) -> None:
     began = time.monotonic()
     try:
-        async with asyncio.timeout(GIVE_UP_S):
+        async with asyncio.timeout(CLIENT_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(*task.address)
             try:
                 host = task.address[0]
@@ -47,42 +47,42 @@ async def _ask(task: Task, seen: Counter[str], times_ms: list[float]) -> None:
             finally:
                 writer.close()
     except TimeoutError:
-        seen["late"] += 1
+        counts["late"] += 1
         return
     except OSError:
-        seen["failed"] += 1
+        counts["failed"] += 1
         return
     status = response[9:12].decode("latin-1")
-    seen[status] += 1
+    counts[status] += 1
     if status == "200":
         times_ms.append((time.monotonic() - began) * 1e3)
 
 
-async def _offer(task: Task, rate: float, seen: Counter[str], times_ms: list[float]) -> None:
+async def _offer(task: Task, rate: float, counts: Counter[str], times_ms: list[float]) -> None:
     """Send requests at a rate for the task's time, and wait for the last ones."""
     async with asyncio.TaskGroup() as group:
         began, count = time.monotonic(), 0
         while (passed := time.monotonic() - began) < task.seconds:
             while count < passed * rate:
-                group.create_task(_ask(task, seen, times_ms))
+                group.create_task(_send_request(task, counts, times_ms))
                 count += 1
             await asyncio.sleep(_TICK_S)
 
 
 def _client(capacities: float) -> Client:
     def run(task: Task) -> Load:
-        seen, times_ms = Counter[str](), list[float]()
-        asyncio.run(_offer(task, capacities * CAPACITY, seen, times_ms))
+        counts, times_ms = Counter[str](), list[float]()
+        asyncio.run(_offer(task, capacities * CAPACITY, counts, times_ms))
         return Load(
             requests=len(times_ms),
-            failures=seen["failed"],
+            failures=counts["failed"],
             body_bytes=0,
             seconds=task.seconds,
             latency_ms=percentiles(times_ms),
             facts={
                 "offered/s": capacities * CAPACITY,
-                "too late/s": seen["late"] / task.seconds,
-                "refused/s": seen["503"] / task.seconds,
+                "too late/s": counts["late"] / task.seconds,
+                "refused/s": counts["503"] / task.seconds,
             },
         )
 

@@ -81,7 +81,7 @@ def _row(
     return row(f"peers.http2.{key}", title, sides, path, unit, client, ours=OURS, **more)
 
 
-def _own(
+def _version_row(
     key: str, title: str, path: str, clients: tuple[Client, Client], unit: Unit = REQUESTS
 ) -> Row:
     """Return a row that compares FastWorker's HTTP/2 with its HTTP/1.1.
@@ -96,19 +96,19 @@ def _own(
     return row(f"worker.http2.{key}", title, sides, path, unit, headers=headers)
 
 
-_ONE, _TEN = "1 connection, 10 streams", "10 connections, 10 streams each"
+_ONE_CONNECTION, _TEN_CONNECTIONS = "1 connection, 10 streams", "10 connections, 10 streams each"
 _PAGE_TITLE = "a page of 60 kB, compressed"
 
 TABLE = Table("http2", "HTTP/2 over TLS", [
-    _own("small", "1 KiB, 10 connections, 10 streams each", _SMALL, (wrk(10), h2load())),
-    _own("small-one", "1 KiB, 1 connection, 10 streams", _SMALL, (wrk(1), h2load(1))),
-    _own("page", _PAGE_TITLE, f"/{PAGE}", (wrk(10), h2load())),
-    _own("list", "a list of 1 MB", _LIST, (wrk(10), h2load(10, 1)), BYTES),
-    _own("file", "a file of 10 MiB", _FILE, (wrk(4), h2load(4, 1)), BYTES),
-    _row("small", f"1 KiB, {_TEN}", _SMALL, h2load(), nginx="/1024.bin"),
-    _row("small-one", f"1 KiB, {_ONE}", _SMALL, h2load(1), nginx="/1024.bin"),
-    _row("page", f"{_PAGE_TITLE}, {_TEN}", f"/{PAGE}", h2load(), headers=_GZIP),
-    _row("page-one", f"{_PAGE_TITLE}, {_ONE}", f"/{PAGE}", h2load(1), headers=_GZIP),
+    _version_row("small", "1 KiB, 10 connections, 10 streams each", _SMALL, (wrk(10), h2load())),
+    _version_row("small-one", "1 KiB, 1 connection, 10 streams", _SMALL, (wrk(1), h2load(1))),
+    _version_row("page", _PAGE_TITLE, f"/{PAGE}", (wrk(10), h2load())),
+    _version_row("list", "a list of 1 MB", _LIST, (wrk(10), h2load(10, 1)), BYTES),
+    _version_row("file", "a file of 10 MiB", _FILE, (wrk(4), h2load(4, 1)), BYTES),
+    _row("small", f"1 KiB, {_TEN_CONNECTIONS}", _SMALL, h2load(), nginx="/1024.bin"),
+    _row("small-one", f"1 KiB, {_ONE_CONNECTION}", _SMALL, h2load(1), nginx="/1024.bin"),
+    _row("page", f"{_PAGE_TITLE}, {_TEN_CONNECTIONS}", f"/{PAGE}", h2load(), headers=_GZIP),
+    _row("page-one", f"{_PAGE_TITLE}, {_ONE_CONNECTION}", f"/{PAGE}", h2load(1), headers=_GZIP),
     _row("list", "a list of 1 MB, 10 connections", _LIST, h2load(10, 1), BYTES,
          nginx=f"/{LIST_BYTES}.bin"),
     _row("list-one", "a list of 1 MB, 1 connection", _LIST, h2load(1, 1), BYTES,

@@ -32,7 +32,7 @@ def prepare(folder: Path) -> None:
     (PAYLOADS / PAGE).write_bytes(HTML)
 
 
-def _whole(path: str) -> tuple[str, list[bytes]]:
+def _blocks(path: str) -> tuple[str, list[bytes]]:
     """Return the content type and the blocks of a body in memory."""
     if path.endswith(PAGE):
         return "text/html", [HTML]
@@ -42,7 +42,7 @@ def _whole(path: str) -> tuple[str, list[bytes]]:
 
 
 def _wsgi(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-    kind, blocks = _whole(environ["PATH_INFO"])
+    kind, blocks = _blocks(environ["PATH_INFO"])
     length = str(sum(map(len, blocks)))
     start_response("200 OK", [("Content-Type", kind), ("Content-Length", length)])
     return blocks
@@ -60,7 +60,7 @@ def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
 
 
 async def _asgi(scope: Scope, receive: Receive, send: Send) -> None:
-    kind, blocks = _whole(scope["path"])
+    kind, blocks = _blocks(scope["path"])
     headers = [
         (b"content-type", kind.encode()),
         (b"content-length", b"%d" % sum(map(len, blocks))),

@@ -39,7 +39,7 @@ INSTRUCTIONS = Unit("instructions", lambda m: m.facts["instructions"], differenc
 CONNECTIONS = 16
 # The number of requests in the shorter run. After it, CPython has specialized its bytecode. The
 # longer run has twice as many.
-REQUESTS, TIMES = 100 * CONNECTIONS, 1000
+REQUESTS, CALL_COUNT = 100 * CONNECTIONS, 1000
 _START_S = 120.0
 # The garbage collector is off. It examines all objects of the process after some number of
 # allocations. A single collection would be larger than most differences.
@@ -50,7 +50,7 @@ _RUN = (
 _COUNTED = re.compile(r"I\s+refs:\s+([\d,]+)")
 
 
-def _counted(module: Sequence[str], load: Callable[[Popen[bytes]], object]) -> list[int]:
+def _count_instructions(module: Sequence[str], load: Callable[[Popen[bytes]], object]) -> list[int]:
     """Return the instructions of a process and of its forks, in ascending order.
 
     :param module: the name of the module to run, and its arguments.
@@ -80,17 +80,17 @@ def _difference(less: int, more: int, size: int) -> Load:
     return Load(1, 0, 0, 1.0, facts={"instructions": (more - less) / size})
 
 
-def _served(server: Server, path: str) -> Client:
+def _server_client(server: Server, path: str) -> Client:
     def counted(count: int) -> int:
         port = free_port()
         (_, _, *module), _ = server.placed({"{host}": HOST, "{port}": str(port)})
-        (found,) = _counted(module, lambda process: _ask(port, path, count))
+        (found,) = _count_instructions(module, lambda process: _send_requests(port, path, count))
         return found
 
     return lambda task: _difference(counted(REQUESTS), counted(2 * REQUESTS), REQUESTS)
 
 
-def _ask(port: int, path: str, count: int) -> None:
+def _send_requests(port: int, path: str, count: int) -> None:
     wait_until(lambda: is_listening((HOST, port)), _START_S)
     with contextlib.ExitStack() as stack:
         clients = [http.client.HTTPConnection(HOST, port, timeout=60) for _ in range(CONNECTIONS)]
@@ -103,11 +103,11 @@ def _ask(port: int, path: str, count: int) -> None:
                 client.getresponse().read()
 
 
-def _called(call: str) -> Client:
+def _call_client(call: str) -> Client:
     def run(task: Task) -> Load:
-        module = ["loadtests.calls", call, str(TIMES), str(2 * TIMES)]
-        _, less, more = _counted(module, lambda process: process.wait(_START_S))
-        return _difference(less, more, TIMES)
+        module = ["loadtests.calls", call, str(CALL_COUNT), str(2 * CALL_COUNT)]
+        _, less, more = _count_instructions(module, lambda process: process.wait(_START_S))
+        return _difference(less, more, CALL_COUNT)
 
     return run
 
@@ -123,9 +123,10 @@ def _row(key: str, title: str, sides: Mapping[str, Client]) -> Row:
 
 
 TABLE = table("instructions", "Instructions of a request", [
-    *(_row(key, title, {side: _called(f"{key}:{side}") for side in sides})
+    *(_row(key, title, {side: _call_client(f"{key}:{side}") for side in sides})
       for key, (title, sides, _) in CALLS.items()),
     _row("uvicorn", "Starlette's Response of 1 KiB on uvicorn",
-         {**{n: _served(uvicorn(f"loadtests.asgi_app:{a}"), "/plain") for n, a in _APPS.items()},
-          "our protocol": _served(uvicorn("loadtests.asgi_app:app", ours=True), "/plain")}),
+         {**{name: _server_client(uvicorn(f"loadtests.asgi_app:{app}"), "/plain")
+             for name, app in _APPS.items()},
+          "our protocol": _server_client(uvicorn("loadtests.asgi_app:app", ours=True), "/plain")}),
 ])  # fmt: skip

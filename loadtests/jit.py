@@ -21,7 +21,7 @@ from .harness.tables import Row
 from .servers import granian, nginx
 from .wsgi import FLASK, OUR_FILES, OURS, SMALL, SMALL_FILE, static
 
-WAY_OUT = (
+REMEDY = (
     "this Python has no JIT: use one that was built with --enable-experimental-jit, such as "
     "Debian's python3.15"
 )
@@ -38,7 +38,7 @@ def is_available() -> bool:
 def rows(available: bool) -> list[Row]:
     """Return the rows. Without a JIT they fail with a message about how to get it."""
 
-    def both(key: str, title: str, servers: dict[str, Server], path: str, ours: str) -> Row:
+    def jit_row(key: str, title: str, servers: dict[str, Server], path: str, ours: str) -> Row:
         sides: dict[str, Side] = {}
         for name, server in servers.items():
             if name == NGINX:
@@ -48,25 +48,25 @@ def rows(available: bool) -> list[Row]:
                 env = (*server.env, ("PYTHON_JIT", switch))
                 sides[f"{name}{suffix}"] = replace(server, env=env)
         if not available:
-            sides = unavailable(sides, WAY_OUT)
+            sides = unavailable(sides, REMEDY)
         return row(f"jit.{key}", title, sides, path, client=wrk(32), ours=f"{ours}, JIT")
 
     return [
-        both("small", "1 KiB, 32 connections", {
+        jit_row("small", "1 KiB, 32 connections", {
             "gthread": gunicorn(APP),
             OURS: gunicorn(APP, worker_class=FAST),
             "granian": granian(APP, interface="wsgi"),
         }, SMALL, OURS),
-        both("static", "1 KiB file, 32 connections", {
+        jit_row("static", "1 KiB file, 32 connections", {
             "WhiteNoise on gthread": static("whitenoise()"),
             OUR_FILES: static("static_files()", worker_class=FAST),
             NGINX: nginx(),
         }, SMALL_FILE, OUR_FILES),
-        both("flask", "a small page of Flask, 32 connections", {
+        jit_row("flask", "a small page of Flask, 32 connections", {
             "gthread": served(FLASK),
             OURS: served(FLASK, {}, worker_class=FAST),
         }, "/page", OURS),
-        both("asgi", "FileResponse 1 KiB, 32 connections", {
+        jit_row("asgi", "FileResponse 1 KiB, 32 connections", {
             "uvicorn": asgi.SERVERS[asgi.PLAIN],
             asgi.OURS: asgi.SERVERS[asgi.OURS],
             "granian": asgi.SERVERS["granian"],

@@ -33,7 +33,7 @@ from .harness.tables import Client, Row, Task, Unit
 
 # The number of rounds, their seconds, the clients in each state at a time, and the clients in each
 # state that leave at once.
-ROUNDS, ROUND_S, CLIENTS, TOGETHER = 6, 4.0, 2, 4
+ROUNDS, ROUND_S, CLIENTS, LEAVING_CLIENTS = 6, 4.0, 2, 4
 # A server notices at once that a client has left. Descriptors that are open after this time are
 # leaks.
 SETTLE_S = 10.0
@@ -44,7 +44,7 @@ GROWTH_BLOCKS = 0.5
 GROWTH_BYTES = 1024
 
 
-def _leaves(sent: bytes = b"", *, answered: bool = False) -> Kind:
+def _leaving(sent: bytes = b"", *, answered: bool = False) -> Kind:
     """Return a kind of clients that leave.
 
     :param answered: whether they wait for the first bytes of the response before they leave.
@@ -55,16 +55,16 @@ def _leaves(sent: bytes = b"", *, answered: bool = False) -> Kind:
 _POST = b"POST /upload HTTP/1.1\r\nHost: a\r\n"
 # The states in which clients leave.
 STATES = {
-    "connected": _leaves(),
-    "half of the headers": _leaves(b"GET /file HTTP/1.1\r\nHos"),
-    "persistent": _leaves(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", answered=True),
+    "connected": _leaving(),
+    "half of the headers": _leaving(b"GET /file HTTP/1.1\r\nHos"),
+    "persistent": _leaving(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", answered=True),
     # The body is so large that FastWorker receives it into a temporary file.
-    "half an upload": _leaves(_POST + b"Content-Length: 1000000\r\n\r\n" + bytes(50_000)),
-    "half a chunk": _leaves(_POST + b"Transfer-Encoding: chunked\r\n\r\nffff\r\n" + bytes(20_000)),
-    "in a download": _leaves(b"GET /server-wrapper HTTP/1.1\r\nHost: a\r\n\r\n", answered=True),
-    "in a stream": _leaves(b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n", answered=True),
-    "in HTTP/2 streams": _leaves(opening("readers of HTTP/2 streams", "/server-wrapper")),
-    "HTTP/2 nonsense": _leaves(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 100),
+    "half an upload": _leaving(_POST + b"Content-Length: 1000000\r\n\r\n" + bytes(50_000)),
+    "half a chunk": _leaving(_POST + b"Transfer-Encoding: chunked\r\n\r\nffff\r\n" + bytes(20_000)),
+    "in a download": _leaving(b"GET /server-wrapper HTTP/1.1\r\nHost: a\r\n\r\n", answered=True),
+    "in a stream": _leaving(b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n", answered=True),
+    "in HTTP/2 streams": _leaving(opening("readers of HTTP/2 streams", "/server-wrapper")),
+    "HTTP/2 nonsense": _leaving(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 100),
 }
 # The states of clients that the server disconnects.
 _REFUSED = ("HTTP/2 nonsense", "no TLS at all")
@@ -79,10 +79,10 @@ def _states(*, tls: bool) -> dict[str, Kind]:
         unverified_tls().wrap_bio(ssl.MemoryBIO(), outgoing).do_handshake()
     hello = outgoing.read()
     return {
-        "connected, no TLS yet": _leaves(),
-        "half a hello": _leaves(hello[: len(hello) // 2]),
-        "half a handshake": _leaves(hello, answered=True),
-        "no TLS at all": _leaves(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"),
+        "connected, no TLS yet": _leaving(),
+        "half a hello": _leaving(hello[: len(hello) // 2]),
+        "half a handshake": _leaving(hello, answered=True),
+        "no TLS at all": _leaving(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"),
         # The handshake happens when the first bytes are sent. Servers ignore an empty line.
         **{n: replace(k, tls=True, opening=k.opening or b"\r\n") for n, k in STATES.items()},
     }
@@ -146,33 +146,33 @@ def measure(
     ]
     end = time.monotonic() + task.seconds
     _abandon(task, kinds, CLIENTS, 0.3)  # a warm-up, which starts threads for example
-    count = _settled(task)
+    count = _settled_count(task)
     yield count
     done = 0
     for number in itertools.count(1):
         done += _abandon(task, kinds, CLIENTS, round_s)
-        done += _abandon(task, together, TOGETHER, 0.0)
+        done += _abandon(task, together, LEAVING_CLIENTS, 0.0)
         time.sleep(idle_s)
-        count = replace(_settled(task, count.descriptors), connections=done)
+        count = replace(_settled_count(task, count.descriptors), connections=done)
         yield count
         if number >= rounds and time.monotonic() > end:
             break
 
 
-def _settled(task: Task, most: int | None = None) -> Count:
-    """Wait until the server has at most `most` descriptors. Return its count.
+def _settled_count(task: Task, max_descriptors: int | None = None) -> Count:
+    """Wait until the server has at most `max_descriptors` descriptors. Return its count.
 
-    If `most` is None, wait until two counts agree.
+    If `max_descriptors` is None, wait until two counts agree.
     """
     deadline = time.monotonic() + SETTLE_S
     count, is_settled = _count(task), False
     while not is_settled and time.monotonic() < deadline:
         time.sleep(0.3)
         before, count = count, _count(task)
-        if most is None:
+        if max_descriptors is None:
             is_settled = (before.descriptors, before.threads) == (count.descriptors, count.threads)
         else:
-            is_settled = count.descriptors <= most
+            is_settled = count.descriptors <= max_descriptors
     return count
 
 
@@ -194,8 +194,8 @@ def growth(counts: Sequence[Count]) -> dict[str, float]:
 
     For resident memory it is the minimum of these rounds, because the allocator's noise varies.
     """
-    half = (len(counts) - 1) // 2
-    middle, *later = counts[half:]
+    middle_index = (len(counts) - 1) // 2
+    middle, *later = counts[middle_index:]
     return {
         "bytes each": min(
             (count.memory_bytes - middle.memory_bytes) / (count.connections - middle.connections)
@@ -258,10 +258,12 @@ def _abandoning(spare_threads: int, timers_s: float = 0.0) -> Client:
 
 
 def _row(key: str, name: str, server: Server, client: Client) -> Row:
-    return row(f"leaks.{key}", name, {name: server}, "/blocks", _LEFT, client, fresh=True, rounds=1)
+    return row(
+        f"leaks.{key}", name, {name: server}, "/blocks", _CONNECTIONS, client, fresh=True, rounds=1
+    )
 
 
-_LEFT = Unit("connections", lambda m: m.requests)
+_CONNECTIONS = Unit("connections", lambda m: m.requests)
 _BOTH = ("--http-protocols=h2,h1", "--http2-cleartext=both", "--log-level=critical")
 _ASGI_APP = "loadtests.asgi_app:bare"
 _PEM = ("--ssl-certfile={folder}/server.pem", "--ssl-keyfile={folder}/server.pem")

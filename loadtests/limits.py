@@ -17,7 +17,7 @@ from pathlib import Path
 
 LIMITS = Path(__file__).with_name("limits.json")
 # New versions of frameworks and of CPython change a count by a few percent.
-ROOM = 0.1
+TOLERANCE = 0.1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,25 +29,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("report", type=Path)
     parser.add_argument("--write", action="store_true", help="use the report's counts as limits")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     counts = {
         f"{key}: {name}": figures["instructions"]
-        for key, row in json.loads(given.report.read_text())["rows"].items()
+        for key, row in json.loads(options.report.read_text())["rows"].items()
         for name, figures in row["contenders"].items()
         if figures["instructions"] is not None
     }
-    if given.write:
+    if options.write:
         LIMITS.write_text(json.dumps({k: round(v) for k, v in counts.items()}, indent=1) + "\n")
         return 0
     limits = json.loads(LIMITS.read_text())
-    over = {what: n for what, n in counts.items() if n > limits.get(what, 0.0) * (1 + ROOM)}
-    for what, count in counts.items():
-        limit = f"{limits[what]:>10,.0f}" if what in limits else "no measure"
-        mark = "  MORE" if what in over else ""
-        sys.stdout.write(f"{count:>10,.0f} of {limit}  {what}{mark}\n")
+    over = {name: n for name, n in counts.items() if n > limits.get(name, 0.0) * (1 + TOLERANCE)}
+    for name, count in counts.items():
+        limit = f"{limits[name]:>10,.0f}" if name in limits else "no measure"
+        mark = "  MORE" if name in over else ""
+        sys.stdout.write(f"{count:>10,.0f} of {limit}  {name}{mark}\n")
     missing = limits.keys() - counts.keys()
-    for what in sorted(missing):
-        sys.stdout.write(f"not counted: {what}\n")
+    for name in sorted(missing):
+        sys.stdout.write(f"not counted: {name}\n")
     return int(bool(over or missing))
 
 

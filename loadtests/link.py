@@ -21,9 +21,9 @@ from collections.abc import Iterator, Sequence
 from wsgifast.commands.bench.processes import HOST, Address
 
 # Each process uses its own network, from the range for benchmarks (RFC 2544).
-_NETWORK, _PLACE = divmod(os.getpid() % 2**14, 64)
+_NETWORK, _SUBNET = divmod(os.getpid() % 2**14, 64)
 # The addresses of the link's two ends: the servers' end, and the clients' end.
-ADDRESS, _BEHIND = (f"198.18.{_NETWORK}.{4 * _PLACE + end}" for end in (1, 2))
+ADDRESS, _CLIENT_ADDRESS = (f"198.18.{_NETWORK}.{4 * _SUBNET + end}" for end in (1, 2))
 # The maximum number of bytes that pass at once after a pause, and the maximum delay of a packet.
 SHAPE = "burst 32kb latency 50ms"
 
@@ -50,7 +50,7 @@ def link(mbit: float) -> Iterator[Sequence[str]]:
             _run(f"ip link add {near} type veth peer name {far} netns {name}")
             _run(f"ip addr add {ADDRESS}/30 dev {near}")
             _run(f"ip link set {near} up")
-            _run(f"{within} ip addr add {_BEHIND}/30 dev {far}")
+            _run(f"{within} ip addr add {_CLIENT_ADDRESS}/30 dev {far}")
             _run(f"{within} ip link set {far} up")
             _run(f"tc qdisc add dev {near} {shape}")
             _run(f"{within} tc qdisc add dev {far} {shape}")
@@ -91,12 +91,12 @@ class _Proxy(socketserver.ThreadingTCPServer):
 
     def __init__(self, server: Address, mbit: float) -> None:
         super().__init__((HOST, 0), _Forwarder)
-        self.forwards_to = server
+        self.upstream_address = server
         self._bytes_per_s = mbit * 1e6 / 8
         self._lock = threading.Lock()
         self._free_at = 0.0
 
-    def wait_for_room(self, size: int) -> None:
+    def wait_to_send(self, size: int) -> None:
         """Wait for the time that a block needs on the link."""
         with self._lock:
             now = time.monotonic()
@@ -114,13 +114,13 @@ class _Forwarder(socketserver.BaseRequestHandler):
         # If the client or the server closes, both connections end. Locust reports incomplete
         # responses.
         with (
-            socket.create_connection(self.server.forwards_to) as upstream,
+            socket.create_connection(self.server.upstream_address) as upstream,
             contextlib.suppress(ConnectionError),
         ):
             upstream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             threading.Thread(target=self._forward_requests, args=(upstream,), daemon=True).start()
             while block := upstream.recv(_PROXY_BLOCK_BYTES):
-                self.server.wait_for_room(len(block))
+                self.server.wait_to_send(len(block))
                 self.request.sendall(block)
 
     def _forward_requests(self, upstream: socket.socket) -> None:

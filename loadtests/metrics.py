@@ -54,12 +54,12 @@ def _scrape(port: int, workers: int) -> float:
 
 
 def _wait_for_workers(port: int, workers: int) -> None:
-    def are_there() -> bool:
+    def have_started() -> bool:
         with contextlib.suppress(OSError, RuntimeError):
             return _scrape(port, workers) > 0
         return False
 
-    wait_until(are_there, _WORKERS_START_S)
+    wait_until(have_started, _WORKERS_START_S)
 
 
 def _scrapes(port: int, *, loaded: bool) -> Client:
@@ -95,7 +95,7 @@ def _scrape_row() -> Row:
     return row("metrics.scrape", title, sides, SMALL, unit, seconds=3.0)
 
 
-def _on_its_core(metrics_port: int | None = None) -> Callable[[Task], None]:
+def _pin_server(metrics_port: int | None = None) -> Callable[[Task], None]:
     """Return a function that warms up a server, and pins its processes to one core."""
 
     def make(task: Task) -> None:
@@ -113,7 +113,7 @@ def _on_its_core(metrics_port: int | None = None) -> Callable[[Task], None]:
     return make
 
 
-def _on_the_other_core(task: Task) -> Load:
+def _load_from_other_core(task: Task) -> Load:
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {max(cores)})
     try:
@@ -125,29 +125,31 @@ def _on_the_other_core(task: Task) -> Load:
 def _pinned_row(key: str, title: str, app: str, path: str) -> Row:
     plain, metered, port = _servers(app)
     contenders = (
-        Contender("off", plain, path, fresh=True, ready=_on_its_core()),
-        Contender("on", metered, path, fresh=True, ready=_on_its_core(port)),
-        Contender("off again", plain, path, fresh=True, ready=_on_its_core()),
+        Contender("off", plain, path, fresh=True, ready=_pin_server()),
+        Contender("on", metered, path, fresh=True, ready=_pin_server(port)),
+        Contender("off again", plain, path, fresh=True, ready=_pin_server()),
     )
     unit = Unit("CPU us/req", lambda m: m.cpu_us_per_request, difference=True, less=True)
     title = f"{title}, one core: CPU time of a request"
-    return Row(f"metrics.pinned.{key}", title, contenders, _on_the_other_core, unit, rounds=_PAIRS)
+    return Row(
+        f"metrics.pinned.{key}", title, contenders, _load_from_other_core, unit, rounds=_PAIRS
+    )
 
 
 def _idle_row() -> Row:
     plain, metered, port = _servers(APP)
     contenders = (
-        Contender("off", plain, SMALL, ready=_on_its_core()),
-        Contender("on", metered, SMALL, ready=_on_its_core(port)),
+        Contender("off", plain, SMALL, ready=_pin_server()),
+        Contender("on", metered, SMALL, ready=_pin_server(port)),
     )
     unit = Unit("CPU ms/s", lambda m: m.server_cpu_s * 1e3 / m.seconds, difference=True, less=True)
     title = "an idle worker: CPU time in a second"
     return Row(
-        "metrics.idle", title, contenders, _nobody, unit, seconds=_IDLE_RUN_S, rounds=_IDLE_ROUNDS
+        "metrics.idle", title, contenders, _wait, unit, seconds=_IDLE_RUN_S, rounds=_IDLE_ROUNDS
     )
 
 
-def _nobody(task: Task) -> Load:
+def _wait(task: Task) -> Load:
     time.sleep(task.seconds)
     return Load(1, 0, 0, task.seconds)
 

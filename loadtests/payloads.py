@@ -32,10 +32,10 @@ def payload(size: int) -> bytes:
 
 
 @lru_cache(maxsize=8)
-def chunks(size: int, each: int) -> list[bytes]:
-    """Return the payload in chunks of `each` bytes."""
-    whole = payload(size)
-    return [whole[start : start + each] for start in range(0, size, each)]
+def chunks(size: int, chunk_bytes: int) -> list[bytes]:
+    """Return the payload in chunks of `chunk_bytes` bytes."""
+    data = payload(size)
+    return [data[start : start + chunk_bytes] for start in range(0, size, chunk_bytes)]
 
 
 def table_lines() -> Iterator[str]:

@@ -55,6 +55,6 @@ TABLE = table(
         row("peers.file", "10 MiB in wsgi.file_wrapper, 4 connections", _peers(), "/server-wrapper",
             BYTES, raw(connections=4, receive_bytes=65_536), ours="FastWorker"),
         beside("peers.slow", "beside 50 slow readers of 10 MiB", "/server-wrapper",
-               ("slow readers", 50), sides=_peers(), asks="/small/1024"),
+               ("slow readers", 50), sides=_peers(), measured_path="/small/1024"),
     ],
 )  # fmt: skip

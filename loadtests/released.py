@@ -40,14 +40,14 @@ def _gunicorn(name: str, worker_class: str) -> Server:
     return _environment(name).server("gunicorn", *options, f"{MODULE}:app")
 
 
-def _slow(name: str, downloads: str, asks: str) -> Row:
+def _slow(name: str, downloads: str, measured_path: str) -> Row:
     sides: dict[str, Side] = {
         "gthread": _gunicorn(name, "gthread"),
         "FastWorker": _gunicorn(name, FAST_WORKER),
     }
     crowd = ("slow readers", 8)
     return beside(f"released.{name}", f"{name}: eight slow downloads", downloads, crowd,
-                  sides=sides, asks=asks)  # fmt: skip
+                  sides=sides, measured_path=measured_path)  # fmt: skip
 
 
 TABLE = table(

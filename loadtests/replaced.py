@@ -60,7 +60,7 @@ AMOUNTS = {False: (20_000, 20, 120.0), True: (1_000_000, 100, 1200.0)}
 # The test of a server ends after this many lost requests.
 _MAX_LOST = 1000
 # The maximum time until a server has replaced its processes after a signal.
-_DONE_S = 90.0
+_REPLACED_S = 90.0
 # A new worker accepts connections this long after its start.
 _BOOT_S = 2.0
 IMPORT_S = 8.0
@@ -77,12 +77,12 @@ class Outcome:
     # The numbers of small responses ("answered"), downloads, and requests that were sent twice
     # ("repeated").
     done: Counter[str] = field(default_factory=Counter)
-    deeds: Counter[str] = field(default_factory=Counter)
+    signals: Counter[str] = field(default_factory=Counter)
     lost: Counter[str] = field(default_factory=Counter)
     longest_s: float = 0.0
 
 
-class Asking:
+class RepeatingClient:
     """A client that requests the same body again and again, and compares its bytes."""
 
     def __init__(
@@ -102,19 +102,19 @@ class Asking:
         if piece != memoryview(self._body)[offset : offset + len(piece)]:
             raise BadResponse("other bytes")
         if self._bytes_per_s:
-            due = self._begun + (offset + len(piece)) / self._bytes_per_s
-            time.sleep(max(0.0, due - time.monotonic()))
+            due_at = self._begun + (offset + len(piece)) / self._bytes_per_s
+            time.sleep(max(0.0, due_at - time.monotonic()))
 
     def ask(self) -> bool:
         """Send a request, and repeat it if allowed. Return whether the response is complete."""
         begun = time.monotonic()
         try:
-            return self._ask()
+            return self._send_request()
         finally:
             longest_s = time.monotonic() - begun
             self._outcome.longest_s = max(self._outcome.longest_s, longest_s)
 
-    def _ask(self) -> bool:
+    def _send_request(self) -> bool:
         try:
             was_used = self._connection.is_open
             try:
@@ -125,19 +125,19 @@ class Asking:
                 self._connection.ask()
                 self._outcome.done["repeated"] += 1
         except (BadResponse, OSError) as error:
-            late = isinstance(error, TimeoutError)
-            self._outcome.lost["no byte in time" if late else str(error)] += 1
+            is_timeout = isinstance(error, TimeoutError)
+            self._outcome.lost["no byte in time" if is_timeout else str(error)] += 1
             return False
         return True
 
 
 def measure(
-    server: Server, deeds: Sequence[signal.Signals], *, requests: int, times: int,
+    server: Server, signals: Sequence[signal.Signals], *, requests: int, times: int,
     longest_s: float, clients: int = 16, downloads: int = 3,
 ) -> Outcome:  # fmt: skip
     """Send requests while processes are replaced several times, at regular intervals.
 
-    :param deeds: the signals, sent one after another. USR2 stands for all signals of an upgrade.
+    :param signals: the signals, sent one after another. USR2 stands for all signals of an upgrade.
     :param requests: the minimum number of requests. Fewer if `longest_s` has passed.
     :param times: the number of signals.
     :param longest_s: the longest time for signals and responses.
@@ -158,63 +158,65 @@ def measure(
                 time.sleep(0.02)
             return True
 
-        with _asking(process.address, outcome, clients, downloads):
-            for number, deed in enumerate(itertools.islice(itertools.cycle(deeds), times), 1):
+        with _clients(process.address, outcome, clients, downloads):
+            for number, signal_number in enumerate(
+                itertools.islice(itertools.cycle(signals), times), 1
+            ):
                 if not have_answered(number / (times + 1)):
                     break
-                pid = _do(deed, pid, folder / "pid.2")
-                outcome.deeds[deed.name] += 1
+                pid = _send_signal(signal_number, pid, folder / "pid.2")
+                outcome.signals[signal_number.name] += 1
             have_answered(1)
     return outcome
 
 
 @contextlib.contextmanager
-def _asking(
+def _clients(
     address: Address, outcome: Outcome, clients: int, downloads: int = 0, *, pause_s: float = 0.0
 ) -> Iterator[None]:
     """Send requests in threads, until the end of the block.
 
     :param pause_s: the pause after each response.
     """
-    over = threading.Event()
+    stopped = threading.Event()
     lock = threading.Lock()
 
-    def ask(what: str, path: str, size: int, bytes_per_s: float) -> None:
-        asking = Asking(address, f"{path}/{size}", payload(size), outcome, bytes_per_s)
-        while not over.is_set():
-            if asking.ask():
+    def repeat_requests(count_name: str, path: str, size: int, bytes_per_s: float) -> None:
+        client = RepeatingClient(address, f"{path}/{size}", payload(size), outcome, bytes_per_s)
+        while not stopped.is_set():
+            if client.ask():
                 with lock:
-                    outcome.done[what] += 1
+                    outcome.done[count_name] += 1
             time.sleep(pause_s)
-        asking.close()
+        client.close()
 
     small = ("answered", "/small", SMALL_BYTES, 0.0)
     large = ("downloads", "/server-wrapper", DOWNLOAD_BYTES, DOWNLOAD_BYTES_PER_S)
     kinds = [small] * clients + [large] * downloads
-    threads = [threading.Thread(target=ask, args=kind) for kind in kinds]
+    threads = [threading.Thread(target=repeat_requests, args=kind) for kind in kinds]
     for thread in threads:
         thread.start()
     try:
         yield
     finally:
-        over.set()
+        stopped.set()
         for thread in threads:
             thread.join()
 
 
-def _do(deed: signal.Signals, pid: int, second_pid_file: Path) -> int:
+def _send_signal(signal_number: signal.Signals, pid: int, second_pid_file: Path) -> int:
     """Send a signal to a server, and wait until the server has carried it out.
 
     :param second_pid_file: the file with the pid of gunicorn's second arbiter.
     :returns: the pid of the server afterwards.
     """
     before = _workers(pid)
-    os.kill(pid, deed)
-    if deed == signal.SIGUSR2:
+    os.kill(pid, signal_number)
+    if signal_number == signal.SIGUSR2:
         return _upgrade(pid, second_pid_file)
-    if deed == signal.SIGHUP:
-        old = min(WORKERS, len(before))  # one may have ended and not be replaced yet
-        _wait_until(lambda: len(before - _workers(pid)) >= old, "has no new workers")
+    if signal_number == signal.SIGHUP:
+        old_workers = min(WORKERS, len(before))  # one may have ended and not be replaced yet
+        _wait_until(lambda: len(before - _workers(pid)) >= old_workers, "has no new workers")
     else:
         time.sleep(_BOOT_S)  # TTIN or TTOU
     return pid
@@ -248,19 +250,21 @@ def _workers(pid: int) -> set[float]:
 
 
 def _wait_until(condition: Callable[[], bool], fault: str) -> None:
-    if not wait_until(condition, _DONE_S):
-        raise RuntimeError(f"the server {fault} after {_DONE_S:.0f} s")
+    if not wait_until(condition, _REPLACED_S):
+        raise RuntimeError(f"the server {fault} after {_REPLACED_S:.0f} s")
 
 
-def _replacing(server: Server, deeds: Sequence[signal.Signals]) -> Client:
+def _replacing(server: Server, signals: Sequence[signal.Signals]) -> Client:
     def run(task: Task) -> Load:
         requests, times, longest_s = AMOUNTS[task.full]
         begun = time.monotonic()
-        out = measure(server, deeds, requests=requests, times=times, longest_s=longest_s)
-        seconds, lost = time.monotonic() - begun, out.lost
-        counts = {name: out.done[name] for name in ("downloads", "repeated")}
-        facts = {**counts, "lost": lost.total(), **out.deeds}
-        return Load(out.done["answered"], lost.total(), 0, seconds, errors=dict(lost), facts=facts)
+        outcome = measure(server, signals, requests=requests, times=times, longest_s=longest_s)
+        seconds, lost = time.monotonic() - begun, outcome.lost
+        counts = {name: outcome.done[name] for name in ("downloads", "repeated")}
+        facts = {**counts, "lost": lost.total(), **outcome.signals}
+        return Load(
+            outcome.done["answered"], lost.total(), 0, seconds, errors=dict(lost), facts=facts
+        )
 
     return run
 
@@ -270,17 +274,20 @@ def _importing(server: Server, signal_number: int | None = None) -> Client:
 
     def run(task: Task) -> Load:
         outcome = Outcome()
-        with temporary_folder("replaced") as folder, running_server(server, folder=folder) as one:
-            first = Asking(one.address, "/", payload(SMALL_BYTES), Outcome())
-            wait_until(first.ask, _DONE_S)  # the app has been imported
+        with (
+            temporary_folder("replaced") as folder,
+            running_server(server, folder=folder) as process,
+        ):
+            first = RepeatingClient(process.address, "/", payload(SMALL_BYTES), Outcome())
+            wait_until(first.ask, _REPLACED_S)  # the app has been imported
             first.close()
-            before = _workers(one.pid)
-            with _asking(one.address, outcome, _IMPORT_CLIENTS, pause_s=_IMPORT_PAUSE_S):
+            before = _workers(process.pid)
+            with _clients(process.address, outcome, _IMPORT_CLIENTS, pause_s=_IMPORT_PAUSE_S):
                 time.sleep(1)
                 if signal_number is not None:
-                    os.kill(one.pid, signal_number)
+                    os.kill(process.pid, signal_number)
                 time.sleep(_RELOADED_S - 1)
-            replaced_processes = len(before - _workers(one.pid))
+            replaced_processes = len(before - _workers(process.pid))
         facts = {
             "lost": outcome.lost.total(),
             "longest answer, s": round(outcome.longest_s, 2),
@@ -293,10 +300,13 @@ def _importing(server: Server, signal_number: int | None = None) -> Client:
 
 
 def _import_rows(name: str, server: Server, *, recycles: Server | None = None) -> list[Row]:
-    ways = {"HUP": _importing(_slow(server), _HUP)}
+    variants = {"HUP": _importing(_slow(server), _HUP)}
     if recycles is not None:
-        ways["max_requests"] = _importing(_slow(recycles))
-    return [_row(f"import.{name}.{way}", f"{name}, {way}", name, ways[way]) for way in ways]
+        variants["max_requests"] = _importing(_slow(recycles))
+    return [
+        _row(f"import.{name}.{variant}", f"{name}, {variant}", name, variants[variant])
+        for variant in variants
+    ]
 
 
 def _slow(server: Server) -> Server:
@@ -307,8 +317,8 @@ def _row(key: str, title: str, name: str, client: Client) -> Row:
     return row(f"replaced.{key}", title, {name: client}, unit=_RESPONDED, rounds=1)
 
 
-def _replaced_row(name: str, server: Server, *deeds: signal.Signals) -> Row:
-    return _row(name, name, name, _replacing(server, deeds))
+def _replaced_row(name: str, server: Server, *signals: signal.Signals) -> Row:
+    return _row(name, name, name, _replacing(server, signals))
 
 
 def _gunicorn(worker_class: str) -> Server:

@@ -96,8 +96,8 @@ def nginx(*, sendfile: bool = True) -> Server:
 
 def granian(app: str, *more: str, interface: str = "asgi", workers: int = 1) -> Server:
     options = (*more, "--no-ws", "--log-level=warning", f"--workers={workers}")
-    where = ("--host={host}", "--port={port}")
-    return _python("granian", f"--interface={interface}", *options, *where, app)
+    bind = ("--host={host}", "--port={port}")
+    return _python("granian", f"--interface={interface}", *options, *bind, app)
 
 
 def hypercorn(app: str, loop: str, *options: str, package: str = "hypercorn") -> Server:
@@ -118,25 +118,25 @@ def _become_nginx(port: int, folder: str, sendfile: str, location: str = "", pem
     program = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
     if program is None:
         raise SystemExit("nginx is not installed: apt-get install nginx-light (Debian, Ubuntu)")
-    own = tempfile.mkdtemp(dir=folder)
+    directory = tempfile.mkdtemp(dir=folder)
     user = pwd.getpwuid(os.geteuid()).pw_name
-    settings = {"folder": own, "user": user, "sendfile": sendfile, "location": location}
+    settings = {"folder": directory, "user": user, "sendfile": sendfile, "location": location}
     settings["ssl"] = " ssl http2" if pem else ""
     settings["tls"] = _NGINX_TLS.format(pem=pem) if pem else ""
-    conf = Path(own, "nginx.conf")
+    conf = Path(directory, "nginx.conf")
     conf.write_text(_NGINX.format(**settings, host=HOST, port=port, payloads=PAYLOADS))
     os.execv(program, [program, "-e", "stderr", "-c", str(conf)])
 
 
 def _become_nginx_before(port: int, folder: str, app: str) -> None:
     """Start gthread on a Unix socket, and become nginx as its proxy."""
-    own = tempfile.mkdtemp(dir=folder)
-    where = ("--bind", f"unix:{own}/socket", "--no-control-socket", "--log-level", "warning")
+    directory = tempfile.mkdtemp(dir=folder)
+    bind = ("--bind", f"unix:{directory}/socket", "--no-control-socket", "--log-level", "warning")
     threads = ("--worker-class", "gthread", "--threads", "4")
-    subprocess.Popen([sys.executable, "-m", "gunicorn", app, *threads, *where])
-    while not os.path.exists(f"{own}/socket"):
+    subprocess.Popen([sys.executable, "-m", "gunicorn", app, *threads, *bind])
+    while not os.path.exists(f"{directory}/socket"):
         time.sleep(0.1)
-    _become_nginx(port, folder, "on", f"proxy_pass http://unix:{own}/socket;")
+    _become_nginx(port, folder, "on", f"proxy_pass http://unix:{directory}/socket;")
 
 
 def _in_threads(port: int, serve: Callable[[socket.socket], None], rate_mbit: str = "0") -> None:
@@ -187,9 +187,9 @@ def _receive(sock: socket.socket) -> None:
         start, _, body = received.partition(b"\r\n\r\n")
         found = re.search(rb"(?i)content-length: ?([0-9]+)", start)
         size = int(found[1]) if found else 0
-        left, messages = size - len(body), int(bool(body))
-        while left > 0 and (count := sock.recv_into(buffer)):
-            left -= count
+        missing, messages = size - len(body), int(bool(body))
+        while missing > 0 and (count := sock.recv_into(buffer)):
+            missing -= count
             messages += 1
         text = b"%d %d" % (size, messages)
         sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(text), text))
@@ -268,9 +268,9 @@ async def _smtp(stock: bool, port: int) -> None:
     await server.serve_forever()
 
 
-async def _forward(port: int, to_port: int) -> None:
+async def _forward(port: int, target_port: int) -> None:
     async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        onward_reader, onward_writer = await asyncio.open_connection(HOST, to_port)
+        onward_reader, onward_writer = await asyncio.open_connection(HOST, target_port)
         await asyncio.gather(pump(reader, onward_writer), pump(onward_reader, writer))
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -310,7 +310,7 @@ _KINDS: dict[str, Callable[..., None]] = {
     "sendfile": lambda port, *mbit: _in_threads(port, _sendfile, *mbit),
     "smtp-stock": lambda port: asyncio.run(_smtp(True, port)),
     "smtp-fast": lambda port: asyncio.run(_smtp(False, port)),
-    "forward": lambda port, to_port: asyncio.run(_forward(port, int(to_port))),
+    "forward": lambda port, target_port: asyncio.run(_forward(port, int(target_port))),
 }
 
 
@@ -323,8 +323,8 @@ def main() -> None:
     parser.add_argument("kind", choices=_KINDS)
     parser.add_argument("port", type=int, help=f"on {HOST}")
     parser.add_argument("arguments", nargs="*", help="see above")
-    given = parser.parse_args()
-    _KINDS[given.kind](given.port, *given.arguments)
+    options = parser.parse_args()
+    _KINDS[options.kind](options.port, *options.arguments)
 
 
 if __name__ == "__main__":

@@ -57,8 +57,8 @@ _WARM = raw(connections=200, requests=1, receive_bytes=65_536)
 
 def beside_crowds(
     *crowds: tuple[str, int | None] | tuple[str, int, str],
-    asks: str | None = "/small/1024",
-    warms: str | None = None,
+    measured_path: str | None = "/small/1024",
+    warm_up_path: str | None = None,
     settle_s: float = 0.0,
 ) -> Client:
     """Return a usual client that sends requests while crowds of slow clients are connected.
@@ -66,33 +66,33 @@ def beside_crowds(
     :param crowds: for each crowd: its kind, its number of clients, and optionally its path.
         tests.support.slow_clients defines the kinds. If the number is None, the kind's default is
         used. If there is no path, the contender's path is used.
-    :param asks: the path that the usual client requests. None for the contender's path.
-    :param warms: the path of many simultaneous requests before the measurement.
+    :param measured_path: the path that the usual client requests. None for the contender's path.
+    :param warm_up_path: the path of many simultaneous requests before the measurement.
     :param settle_s: the wait before the measurement. After it the kernel's buffers are full, so the
         figures do not depend on the start of the crowd.
     """
 
     def run(task: Task) -> Load:
         port = task.address[1]
-        path = asks or task.path
+        path = measured_path or task.path
         seconds = max(task.seconds * SECONDS_FACTOR, MIN_S)
         others(port, path=path, seconds=0.3, tls=task.tls)
-        _WARM(replace(task, path=warms or path, body_bytes=None, seconds=30.0))
+        _WARM(replace(task, path=warm_up_path or path, body_bytes=None, seconds=30.0))
         time.sleep(0.1)
         with contextlib.ExitStack() as stack:
             before = costs(task.pid)
             present = []
-            for kind, clients, *theirs in crowds:
+            for kind, clients, *crowd_path in crowds:
                 crowd = slow_clients(
-                    kind, port, clients=_allowed(clients), path=(*theirs, task.path)[0],
+                    kind, port, clients=_allowed(clients), path=(*crowd_path, task.path)[0],
                     tls=task.tls,
                 )  # fmt: skip
                 present.append((KINDS[kind].streams, stack.enter_context(crowd)))
             others(port, path=path, seconds=settle_s, tls=task.tls)
             seen = others(port, path=path, seconds=seconds, tls=task.tls)
             after = costs(task.pid) if crowds else before
-            more = {what: size - before[what] for what, size in after.items()}
-            facts = _facts(present, more) if crowds else {}
+            growth = {name: size - before[name] for name, size in after.items()}
+            facts = _facts(present, growth) if crowds else {}
         return Load(
             requests=len(seen.times_ms) - seen.failures,
             failures=seen.failures,
@@ -135,24 +135,26 @@ def _temporary_bytes(process: psutil.Process) -> int:
     return sum(found.values())
 
 
-def _facts(crowds: Sequence[tuple[int, SlowClients]], more: Mapping[str, int]) -> dict[str, float]:
+def _facts(
+    crowds: Sequence[tuple[int, SlowClients]], growth: Mapping[str, int]
+) -> dict[str, float]:
     """End crowds. Return their costs and figures, for each client or stream.
 
-    :param more: the additional bytes, with the keys of :func:`costs`.
+    :param growth: the additional bytes, with the keys of :func:`costs`.
     """
-    there, weight = 0, 0
+    connected, weight = 0, 0
     dropped = cpu_share = bytes_per_s = 0.0
     for streams, crowd in crowds:
         reported = crowd.end()
         clients = crowd.gathered or 1  # the clients of a flood do not stay connected
-        there += crowd.gathered * streams
+        connected += crowd.gathered * streams
         weight += clients * streams
         bytes_per_s += clients * (reported["received B/s each"] + reported["sent B/s each"])
         dropped += _dropped(reported)
         cpu_share += reported["CPU share"]
     return {
-        "slow ones": there or float("nan"),
-        **{f"{what}KiB each": n / 1024 / (there or float("nan")) for what, n in more.items()},
+        "slow ones": connected or float("nan"),
+        **{f"{name}KiB each": n / 1024 / (connected or float("nan")) for name, n in growth.items()},
         "kB/s each": bytes_per_s / 1e3 / weight,
         "dropped": dropped,
         "crowd CPU": cpu_share,
@@ -161,19 +163,19 @@ def _facts(crowds: Sequence[tuple[int, SlowClients]], more: Mapping[str, int]) -
 
 def _dropped(reported: Mapping[str, float]) -> float:
     """Return how many connections of a crowd's clients were closed or reset."""
-    return sum(n for what, n in reported.items() if what == "ended" or what[0] == "E")
+    return sum(n for name, n in reported.items() if name == "ended" or name[0] == "E")
 
 
 def _allowed(clients: int | None) -> int | None:
     """Return the number of clients, limited by the server's descriptors."""
-    most = (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 200) // 2
-    return clients and min(clients, most)
+    max_clients = (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 200) // 2
+    return clients and min(clients, max_clients)
 
 
 def _pair(*options: str, **more: Any) -> dict[str, Side]:
     """Return FastWorker and gthread, with enough connections for the crowd."""
-    room = ("--worker-connections", "20000", "--keep-alive", "120")
-    return pair(*room, *options, first="FastWorker", **more)
+    connection_options = ("--worker-connections", "20000", "--keep-alive", "120")
+    return pair(*connection_options, *options, first="FastWorker", **more)
 
 
 def beside(
@@ -183,21 +185,26 @@ def beside(
     *crowds: Any,
     sides: dict[str, Side],
     settle_s: float = 2.0,
-    **how: Any,
+    **options: Any,
 ) -> Row:
     """Return a row that measures a usual client while crowds of slow clients are connected.
 
     :param path: the path that the crowds request.
-    :param how: see :func:`beside_crowds`.
+    :param options: see :func:`beside_crowds`.
     """
-    client = beside_crowds(*crowds, settle_s=settle_s, **how)
+    client = beside_crowds(*crowds, settle_s=settle_s, **options)
     return row(key, title, sides, path, OTHERS, client, fresh=True)
 
 
 def _row(
-    key: str, title: str, path: str, *crowds: Any, sides: dict[str, Side] | None = None, **how: Any
+    key: str,
+    title: str,
+    path: str,
+    *crowds: Any,
+    sides: dict[str, Side] | None = None,
+    **options: Any,
 ) -> Row:
-    return beside(f"slow.{key}", title, path, *crowds, sides=sides or _pair(), **how)
+    return beside(f"slow.{key}", title, path, *crowds, sides=sides or _pair(), **options)
 
 
 # HTTP/2 without TLS, by prior knowledge, so that the crowd needs no TLS. The other client uses
@@ -217,14 +224,14 @@ _MORE_ASGI: dict[str, Side] = {
     "our protocol, StaticFiles": (_OURS, f"/our-static/{FILE_BYTES}.bin"),
     "our protocol, bare app": (
         uvicorn("loadtests.asgi_app:bare", ours=True), f"/{FILE_BYTES}.bin",
-        beside_crowds((_DOWNLOADS, 2000), asks="/1024.bin", settle_s=2.0),
+        beside_crowds((_DOWNLOADS, 2000), measured_path="/1024.bin", settle_s=2.0),
     ),
 }  # fmt: skip
 
 
 def _asgi_row(key: str, title: str, clients: int, sides: dict[str, Side]) -> Row:
-    how: Any = {"asks": "/plain", "warms": "/file/1024.bin"}
-    return _row(f"asgi.{key}", title, _LARGE, (_DOWNLOADS, clients), sides=sides, **how)
+    options: Any = {"measured_path": "/plain", "warm_up_path": "/file/1024.bin"}
+    return _row(f"asgi.{key}", title, _LARGE, (_DOWNLOADS, clients), sides=sides, **options)
 
 
 _SLOW = table("slow", "Quick clients beside slow clients", [
@@ -241,11 +248,11 @@ _SLOW = table("slow", "Quick clients beside slow clients", [
          sides=_pair(tls=True)),
     _row("worker.django", "2,000 readers of a Django StreamingHttpResponse, 4 KiB/s", "/export",
          (_READERS, 2000), sides=_pair(app="loadtests.django_app:wsgi(wrapped=True)"),
-         asks="/page"),
+         measured_path="/page"),
     _row("worker.mixed",
          "10,000 mixed: idle, readers of files, generators and HTTP/2 streams, 4 KiB/s", _SMALL,
          ("idle", 2500, _SMALL), (_READERS, 2500, _FILE), (_READERS, 2500, _GENERATOR),
-         (_STREAMS, 25, _FILE), sides=_HTTP2, asks=None, settle_s=5.0),
+         (_STREAMS, 25, _FILE), sides=_HTTP2, measured_path=None, settle_s=5.0),
     _row("worker.uploads", "200 uploads, 64 KiB/s", "/upload", ("uploads", 200)),
     _row("worker.idle", "10,000 idle connections", _SMALL, ("idle", 10_000)),
     _asgi_row("downloads", "2,000 downloads, 64 KiB/s", 2000, _MORE_ASGI),
@@ -271,7 +278,11 @@ def _attack(kind: str) -> Row:
     path, nginx_path = ATTACKS[kind]
     sides = _pair()
     if nginx_path is not None:
-        sides["nginx"] = (nginx(), nginx_path, beside_crowds(*_crowds(kind), asks="/1024.bin"))
+        sides["nginx"] = (
+            nginx(),
+            nginx_path,
+            beside_crowds(*_crowds(kind), measured_path="/1024.bin"),
+        )
     return _attack_row("attack", kind, path, sides)
 
 
@@ -279,10 +290,12 @@ def _crowds(kind: str) -> list[tuple[str, None]]:
     return [(kind, None)] if kind in KINDS else []
 
 
-def _attack_row(begin: str, kind: str, path: str, sides: dict[str, Side], **how: Any) -> Row:
+def _attack_row(prefix: str, kind: str, path: str, sides: dict[str, Side], **options: Any) -> Row:
     title = f"{KINDS[kind].clients:,} clients: {kind}" if kind in KINDS else "no slow clients"
-    key = f"{begin}.{kind.replace(' ', '-')}"
-    return row(key, title, sides, path, OTHERS, beside_crowds(*_crowds(kind), **how), fresh=True)
+    key = f"{prefix}.{kind.replace(' ', '-')}"
+    return row(
+        key, title, sides, path, OTHERS, beside_crowds(*_crowds(kind), **options), fresh=True
+    )
 
 
 # The size of the upload. At 200 Mbit/s it takes 215 s, and 5 s in a short run.
@@ -298,9 +311,9 @@ def _beside_upload(locust: Locust) -> Client:
         file = task.folder / "large.bin"
         file.touch()
         os.truncate(file, size)
-        how: Any = {"host": host, "path": "/plain"}
-        others(port, seconds=1.0, **how)
-        before = most = resident_bytes(task.pid)
+        options: Any = {"host": host, "path": "/plain"}
+        others(port, seconds=1.0, **options)
+        before = peak = resident_bytes(task.pid)
         seen: list[Others] = []
         begun = time.monotonic()
         command = ["curl", "--silent", "--show-error", "--form", f"{FIELD}=@{file}"]
@@ -310,14 +323,14 @@ def _beside_upload(locust: Locust) -> Client:
                 [*locust.within, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
             ) as curl:
                 while curl.poll() is None and time.monotonic() - begun < _MAX_UPLOAD_S[task.full]:
-                    seen.append(others(port, seconds=2.0, **how))
-                    most = max(most, resident_bytes(task.pid))
+                    seen.append(others(port, seconds=2.0, **options))
+                    peak = max(peak, resident_bytes(task.pid))
                 seconds = time.monotonic() - begun
                 curl.terminate()
                 response = curl.communicate()[0]
             reported = crowd.end()
         good = response.startswith(b"%d " % size)
-        times = [each for one in seen for each in one.times_ms]
+        times = [each for result in seen for each in result.times_ms]
         return Load(
             requests=len(times),
             failures=sum(each.failures for each in seen) + (not good),
@@ -327,7 +340,7 @@ def _beside_upload(locust: Locust) -> Client:
             errors={} if good else {f"the upload: {response[:80]!r}": 1},
             facts={
                 "MiB before": before / MIB,
-                "MiB more": (most - before) / MIB,
+                "MiB more": (peak - before) / MIB,
                 "upload s": seconds if good else float("nan"),
                 "dropped": _dropped(reported),
             },
@@ -374,8 +387,8 @@ ASGI_ATTACKS = {
 
 def _asgi_attack(kind: str) -> Row:
     # The figures include the memory of the bytes that the crowd has sent in this time.
-    how: Any = {"asks": "/plain", "warms": "/plain", "settle_s": 2.0}
-    return _attack_row("attack.asgi", kind, ASGI_ATTACKS[kind], _ASGI_ATTACKED, **how)
+    options: Any = {"measured_path": "/plain", "warm_up_path": "/plain", "settle_s": 2.0}
+    return _attack_row("attack.asgi", kind, ASGI_ATTACKS[kind], _ASGI_ATTACKED, **options)
 
 
 TABLES = [

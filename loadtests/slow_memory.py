@@ -24,7 +24,7 @@ READERS, STREAMS, IDLE = "readers of a list", "readers of HTTP/2 streams", "idle
 COUNT, IDLE_COUNT = 60, 500
 # HTTP/2 uses one connection with 100 streams.
 _CONNECTIONS = 1
-_ASKS = "/small"
+_MEASURED_PATH = "/small"
 _ROOM = ("--worker-connections", "20000", "--keep-alive", "120")
 # One round is enough, because memory varies less than times.
 _SETTLE_S, _ROUNDS = 5.0, 1
@@ -50,7 +50,7 @@ _WSGI: dict[str, Side] = {
     "granian, WSGI": granian(_APP, interface="wsgi"),
     "nginx before gthread": small("nginx-gthread", "{folder}", _APP),
 }
-_OVER_ASGI: dict[str, Side] = {
+_ASGI_SERVERS: dict[str, Side] = {
     "our protocol": uvicorn(_ASGI, ours=True),
     "uvicorn": uvicorn(_ASGI),
     "granian, ASGI": granian(_ASGI),
@@ -74,29 +74,34 @@ _HTTP2: dict[str, Side] = {
 }
 _NGINX_IDLE: Side = (
     http2.SERVERS["nginx"], "/1024.bin",
-    beside_crowds((IDLE, IDLE_COUNT), asks="/1024.bin", settle_s=_SETTLE_S),
+    beside_crowds((IDLE, IDLE_COUNT), measured_path="/1024.bin", settle_s=_SETTLE_S),
 )  # fmt: skip
 
 
-def _row(how: str, body: str, sides: dict[str, Side], crowd: tuple[str, int]) -> Row:
-    key = f"slow.memory{how}.{body}"
-    over = {"": "HTTP/1", "-tls": "HTTP/1 over TLS", "-http2": "HTTP/2 over TLS"}[how]
-    title = f"{crowd[1] if how != '-http2' else 100} readers of {BODIES[body]} over {over}"
-    return _beside(key, title, f"/{body}", crowd, sides, _ASKS)
+def _row(protocol: str, body: str, sides: dict[str, Side], crowd: tuple[str, int]) -> Row:
+    key = f"slow.memory{protocol}.{body}"
+    label = {"": "HTTP/1", "-tls": "HTTP/1 over TLS", "-http2": "HTTP/2 over TLS"}[protocol]
+    title = f"{crowd[1] if protocol != '-http2' else 100} readers of {BODIES[body]} over {label}"
+    return _memory_row(key, title, f"/{body}", crowd, sides, _MEASURED_PATH)
 
 
-def _beside(
-    key: str, title: str, path: str, crowd: tuple[str, int], sides: dict[str, Side], asks: str
+def _memory_row(
+    key: str,
+    title: str,
+    path: str,
+    crowd: tuple[str, int],
+    sides: dict[str, Side],
+    measured_path: str,
 ) -> Row:
-    client = beside_crowds(crowd, asks=asks, settle_s=_SETTLE_S)
+    client = beside_crowds(crowd, measured_path=measured_path, settle_s=_SETTLE_S)
     return row(key, title, sides, path, MEMORY, client, fresh=True, rounds=_ROUNDS)
 
 
 TABLE = table("slow-memory", "Memory for each slow reader", [
-    *(_row("", body, {**_WSGI, **_OVER_ASGI}, (READERS, COUNT)) for body in BODIES),
+    *(_row("", body, {**_WSGI, **_ASGI_SERVERS}, (READERS, COUNT)) for body in BODIES),
     *(_row("-tls", body, _TLS, (READERS, COUNT)) for body in BODIES),
     *(_row("-http2", body, _HTTP2, (STREAMS, _CONNECTIONS)) for body in BODIES),
-    _beside("slow.memory-http2.idle", f"{IDLE_COUNT} idle HTTP/2 connections over TLS",
+    _memory_row("slow.memory-http2.idle", f"{IDLE_COUNT} idle HTTP/2 connections over TLS",
             "/small/1024", (IDLE, IDLE_COUNT), {**http2.SERVERS, "nginx": _NGINX_IDLE},
             "/small/1024"),
 ], prepare=prepare)  # fmt: skip

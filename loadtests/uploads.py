@@ -25,7 +25,7 @@ from .harness.tables import BYTES, REQUESTS, Client, Row, Table, Task
 from .payloads import FIELD, MIB
 
 # An upload that takes longer has failed.
-GIVE_UP_S = 120.0
+TIMEOUT_S = 120.0
 UPLOAD_BYTES = {False: 128 * MIB, True: 1024 * MIB}
 
 
@@ -47,13 +47,13 @@ def upload(*, form: bool = False, http2: bool = False) -> Client:
         command = ["curl", "--silent", "--show-error", "--header", "Expect:"]
         command += ["--http2-prior-knowledge"] if http2 else ["--http1.1"]
         url = f"http://{task.address[0]}:{task.address[1]}{task.path}"
-        way = "--form" if form else "--data-binary"
-        before = f"{FIELD}=@" if form else "@"
+        option = "--form" if form else "--data-binary"
+        prefix = f"{FIELD}=@" if form else "@"
         # A warm-up with a small upload. Not a GET: uvicorn's protocol does not tell the app that a
         # GET over HTTP/2 has no body.
-        warm = [*command, way, f"{before}{os.devnull}", "--output", os.devnull, url]
-        subprocess.run(warm, check=True, timeout=GIVE_UP_S)
-        memory, cpu = _most_memory(task.pid, reset=True), children_cpu_s()
+        warm = [*command, option, f"{prefix}{os.devnull}", "--output", os.devnull, url]
+        subprocess.run(warm, check=True, timeout=TIMEOUT_S)
+        memory, cpu = _peak_memory(task.pid, reset=True), children_cpu_s()
         written = _written(task.pid)
         body = (
             ["--form", f"{FIELD}=@{file}"]
@@ -62,24 +62,26 @@ def upload(*, form: bool = False, http2: bool = False) -> Client:
         )
         reported = ["--write-out", "\n%{http_version} %{http_code} %{time_total}"]
         ran = subprocess.run(
-            [*command, *reported, *body, url], capture_output=True, text=True, timeout=GIVE_UP_S
+            [*command, *reported, *body, url], capture_output=True, text=True, timeout=TIMEOUT_S
         )
-        cpu, more = children_cpu_s() - cpu, _most_memory(task.pid) - memory
+        cpu, growth = children_cpu_s() - cpu, _peak_memory(task.pid) - memory
         response, _, figures = ran.stdout.rpartition("\n")
-        spoken, status, seconds = figures.split()
+        used_version, status, seconds = figures.split()
         received, _, messages = response.partition(" ")
-        good = (spoken, status, received) == (version, "200", str(size))
+        good = (used_version, status, received) == (version, "200", str(size))
         return Load(
             requests=int(good),
             failures=int(not good),
             body_bytes=size if good else 0,
             seconds=float(seconds),
             latency_ms=dict.fromkeys((50, 95, 99), float(seconds) * 1000.0),
-            errors={} if good else {f"HTTP/{spoken} {status} {ran.stderr or response[:80]}": 1},
+            errors={}
+            if good
+            else {f"HTTP/{used_version} {status} {ran.stderr or response[:80]}": 1},
             client_cpu_s=cpu,
             facts={
                 "messages": float(messages) if good else float("nan"),
-                "MiB more": more / MIB,
+                "MiB more": growth / MIB,
                 "written": (_written(task.pid) - written) / size,
             },
         )
@@ -90,20 +92,20 @@ def upload(*, form: bool = False, http2: bool = False) -> Client:
 def _written(pid: int) -> int:
     """Return the bytes that a server and its workers have written by write() and similar calls."""
     return sum(
-        int(Path(f"/proc/{one.pid}/io").read_text().partition("wchar:")[2].split()[0])
-        for one in family(pid)
+        int(Path(f"/proc/{process.pid}/io").read_text().partition("wchar:")[2].split()[0])
+        for process in family(pid)
     )
 
 
-def _most_memory(pid: int, *, reset: bool = False) -> int:
+def _peak_memory(pid: int, *, reset: bool = False) -> int:
     """Return the maximum memory of a server and its workers since the last reset."""
-    most = 0
-    for one in family(pid):
+    peak_bytes = 0
+    for process in family(pid):
         if reset:
-            Path(f"/proc/{one.pid}/clear_refs").write_text("5")  # proc(5)
-        status = Path(f"/proc/{one.pid}/status").read_text()
-        most += int(status.partition("VmHWM:")[2].split()[0]) * 1024
-    return most
+            Path(f"/proc/{process.pid}/clear_refs").write_text("5")  # proc(5)
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        peak_bytes += int(status.partition("VmHWM:")[2].split()[0]) * 1024
+    return peak_bytes
 
 
 _APPS = "loadtests.upload_app"

@@ -22,7 +22,7 @@ from wsgifast.commands.bench.processes import Server
 from wsgifast.commands.bench.serving import served, sides
 
 from .app import SHAPES
-from .bench import APP, FAST, Case, Side, pair, row, rows, table, with_its_cpu
+from .bench import APP, FAST, Case, Side, pair, row, rows, table, with_client_cpu
 from .clients import raw, wrk
 from .django_app import MIDDLEWARE
 from .harness.locust import Locust
@@ -195,7 +195,7 @@ def _file(key: str, kib: str, client: Client) -> Row:
     """Return a row with a large file, for a client that reads in blocks of this size."""
     return row(
         f"worker.files.{key}", f"10 MiB, reads of {kib}", _LARGE_FILE, "/server-wrapper", BYTES,
-        with_its_cpu(client), ours=OURS, seconds=0.6,
+        with_client_cpu(client), ours=OURS, seconds=0.6,
     )  # fmt: skip
 
 

@@ -70,9 +70,9 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     ).parse_args()
-    from loadtests.__main__ import APART, tables
+    from loadtests.__main__ import SEPARATE, tables
 
-    publish([*tables(), *APART])
+    publish([*tables(), *SEPARATE])
 
 
 def publish(known: Sequence[Table]) -> None:

@@ -331,9 +331,9 @@ def test_chart_of_gains_shows_published_rows(root: Path, take_in: TakeIn) -> Non
 
 
 def _published() -> list[Table]:
-    from loadtests.__main__ import APART, tables
+    from loadtests.__main__ import SEPARATE, tables
 
-    return [*tables(), *APART]
+    return [*tables(), *SEPARATE]
 
 
 @cache

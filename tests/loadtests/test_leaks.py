@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 
 from loadtests.harness.tables import Contender, Task
-from loadtests.leaks import ASYNCIO_SPARES, STATES, TABLE, TOGETHER, Count, grown, leaked, measure
+from loadtests.leaks import (
+    ASYNCIO_SPARES,
+    STATES,
+    TABLE,
+    LEAVING_CLIENTS,
+    Count,
+    grown,
+    leaked,
+    measure,
+)
 from loadtests.payloads import files
 from wsgifast.commands.bench.processes import running_server
 
@@ -36,7 +45,7 @@ def test_abandoned_connections_leave_nothing_behind(contender: Contender, tmp_pa
         counts = list(measure(task, rounds=1, round_s=0.5, idle_s=2.0 * is_uvicorn))
     before, after = (count.connections for count in counts)
     assert before == 0
-    assert after > TOGETHER * (len(STATES) - 1)
+    assert after > LEAVING_CLIENTS * (len(STATES) - 1)
     assert leaked(counts, ASYNCIO_SPARES) == []
 
 

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from loadtests.replaced import FAST_SERVER, Asking, Outcome, measure
+from loadtests.replaced import FAST_SERVER, Outcome, RepeatingClient, measure
 from tests.support.http import answering
 
 BODY = b"0123456789"
@@ -17,7 +17,7 @@ GOOD = b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n" + BODY
 def test_request_on_closed_idle_connection_is_repeated(end: list[bytes]) -> None:
     outcome = Outcome()
     with answering([GOOD, *end], [GOOD]) as address:
-        client = Asking(address, "/", BODY, outcome)
+        client = RepeatingClient(address, "/", BODY, outcome)
         assert client.ask()
         assert client.ask()
         client.close()
@@ -38,7 +38,7 @@ def test_request_on_closed_idle_connection_is_repeated(end: list[bytes]) -> None
 def test_other_interrupted_request_is_lost(connections: list[list[bytes]], reason: str) -> None:
     outcome = Outcome()
     with answering(*connections) as address:
-        client = Asking(address, "/", BODY, outcome)
+        client = RepeatingClient(address, "/", BODY, outcome)
         assert client.ask()
         assert not client.ask()
         client.close()
@@ -49,16 +49,16 @@ def test_other_interrupted_request_is_lost(connections: list[list[bytes]], reaso
 def test_first_request_of_a_connection_is_not_repeated() -> None:
     outcome = Outcome()
     with answering([]) as address:
-        assert not Asking(address, "/", BODY, outcome).ask()
+        assert not RepeatingClient(address, "/", BODY, outcome).ask()
     assert outcome.lost == {"closed without a response": 1}
 
 
 @pytest.mark.long
 def test_reloaded_fastworker_loses_no_request() -> None:
-    deeds = [signal.SIGHUP]
+    signals = [signal.SIGHUP]
     outcome = measure(
-        FAST_SERVER, deeds, requests=50, times=1, longest_s=60, clients=4, downloads=1
+        FAST_SERVER, signals, requests=50, times=1, longest_s=60, clients=4, downloads=1
     )
     assert outcome.lost == {}
     assert outcome.done["answered"] >= 50
-    assert outcome.deeds == {"SIGHUP": 1}
+    assert outcome.signals == {"SIGHUP": 1}

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from loadtests import asgi, jit, slow_memory, wsgi
-from loadtests.__main__ import APART, UNPUBLISHED, chosen, main, tables
+from loadtests.__main__ import SEPARATE, UNPUBLISHED, chosen, main, tables
 from loadtests.clients import percentile, raw
 from loadtests.field_reports import mail, receive
 from loadtests.harness.results import Result
@@ -32,7 +32,7 @@ TRIES = 5
 
 def _measured(key: str, *contenders: int, seconds: float | None = None) -> Result:
     """Measure the row of a key, with some of its contenders or all, as quickly as possible."""
-    (table,) = chosen([*tables(), *APART, *UNPUBLISHED], [key])
+    (table,) = chosen([*tables(), *SEPARATE, *UNPUBLISHED], [key])
     (row,) = table.rows
     selected = tuple(row.contenders[number] for number in contenders) or row.contenders
     row = replace(row, contenders=selected, seconds=seconds or row.seconds)
@@ -97,7 +97,7 @@ def test_key_all_is_every_published_row(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_row_has_a_unique_key_and_contenders() -> None:
-    every = [*tables(), *APART, *UNPUBLISHED]
+    every = [*tables(), *SEPARATE, *UNPUBLISHED]
     keys = [row.key for table in every for row in table.rows]
     assert len(keys) == len(set(keys)) > 100
     for table in every:
@@ -176,7 +176,7 @@ def test_instruction_row_counts() -> None:
 
 
 def test_row_without_its_framework_names_the_way_out() -> None:
-    rows = asgi.through("no_such_framework", "Nobody's middleware")
+    rows = asgi.middleware_rows("no_such_framework", "Nobody's middleware")
     results = list(run(Table("missing", "m", rows), SHORT))
     assert len(results) == 3
     for result in results:
@@ -190,10 +190,10 @@ def test_row_without_its_framework_names_the_way_out() -> None:
 def test_python_without_a_jit_names_the_way_out() -> None:
     results = [*run(Table("jit", "j", jit.rows(available=False)), SHORT)]
     errors = {error for each in results for name in each.runs for error in each.errors(name)}
-    assert errors == {jit.WAY_OUT}
+    assert errors == {jit.REMEDY}
 
 
-@pytest.mark.skipif(not jit.is_available(), reason=jit.WAY_OUT)
+@pytest.mark.skipif(not jit.is_available(), reason=jit.REMEDY)
 def test_jit_is_on_in_one_server_only() -> None:
     found = {}
     for contender in jit.rows(available=True)[0].contenders:

@@ -200,7 +200,7 @@ def others(
     """
     times: list[float] = []
     failures = 0
-    connection = Connection((host, port), path, receive_bytes=65_536, tls=tls, give_up_s=GIVE_UP_S)
+    connection = Connection((host, port), path, receive_bytes=65_536, tls=tls, timeout_s=GIVE_UP_S)
     end = time.monotonic() + seconds
     with closing(connection):
         while time.monotonic() < end:
