@@ -1,10 +1,13 @@
-"""The load tests. `python -m loadtests KEY` runs rows, which compare several servers.
+"""Run the load tests.
 
-- `harness` runs the rows, with the parts of :mod:`wsgifast.commands.bench`.
-- `wsgi`, `asgi`, `slow`, `metrics` and `field_reports` contain the tables for the documentation
+`python -m loadtests KEY` runs rows. A row measures several contenders with the same requests, and a
+table contains related rows. A contender is, for example, a server, or an app in WSGIFast.
+
+- `harness` runs the rows. It uses parts of :mod:`wsgifast.commands.bench`.
+- `wsgi`, `asgi`, `slow`, `metrics` and `field_reports` define the tables for the documentation
   (`docs.benchmarks`).
-- `leaks`, `replaced` and `applications` find faults.
-- `*_app` and `calls` contain the measured apps and calls.
-- `servers` contains the servers of other projects.
+- `leaks`, `replaced` and `applications` find faults of servers.
+- `*_app` and `calls` contain the apps and the calls that the rows measure.
+- `servers` starts the servers of other projects.
 - `clients` and `uploads` send the requests.
 """

@@ -63,13 +63,13 @@ from .harness.tables import Profile, Table
 from .link import ADDRESS, NoLink, link
 from .payloads import REPORTS
 
-# In the longest row, four servers run one after another beside 2,000 downloads. A round takes a
-# minute.
+# In the longest row, four servers run one after another, each with 2,000 downloads. A round of this
+# row takes a minute.
 PROFILES = {
     "quick": Profile(0.3, noise=True),
     "release": Profile(1.0, row_seconds=300.0, full=True, noise=True),
 }
-# Tables that take longer than all others, or that need a link.
+# Tables that take longer than all other tables, or that need a link.
 SEPARATE = [
     compress.compress_table(wsgi.LOCUST), compress.compress_table(wsgi.LOCUST, "compress-link"),
     slow.upload_table(wsgi.LOCUST), slow_memory.TABLE,
@@ -81,7 +81,10 @@ UNPUBLISHED = [
 
 
 def tables() -> list[Table]:
-    """Return the tables of `all`, from bodies to servers. They are published, like SEPARATE."""
+    """Return the tables of `all`, from bodies to servers.
+
+    The documentation contains these tables and those in SEPARATE.
+    """
     return [
         *wsgi.BODIES, *wsgi.FILES, wsgi.WORKER, jit.TABLE, metrics.TABLE,
         *slow.TABLES, goodput.TABLE, released.TABLE, peers.TABLE,
@@ -153,8 +156,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def chosen(tables: Sequence[Table], keys: Sequence[str]) -> list[Table]:
     """Return the tables with only the rows that the keys select.
 
-    A key selects the table of that name. If there is no such table, it selects the rows whose key
-    begins with it. If there are no such rows, it selects the rows whose key contains it.
+    A key selects the table of that name. If there is no such table, the key selects the rows whose
+    keys begin with it. If there are no such rows, the key selects the rows whose keys contain it.
     """
     keys_by_table = {table.name: {row.key for row in table.rows} for table in tables}
     names: set[str] = set().union(*keys_by_table.values())

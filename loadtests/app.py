@@ -1,7 +1,7 @@
-"""An app with all kinds of bodies, right and wrong, each at its own URL.
+"""Provide an app with all kinds of bodies, right and wrong, each at its own URL.
 
 /NAME returns a body of the default size. /NAME/BYTES returns a body of another size. / lists the
-kinds. The tests do not measure the work of making a body, so payloads and lists are made only once.
+kinds. Payloads and lists are made only once, so that the load tests do not measure this work.
 Generators and open files must be new for each request.
 """
 
@@ -23,13 +23,13 @@ from .payloads import FILE_BYTES, MIB, REPORT_BYTES, chunks, payload, payload_fi
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
-# The size is a part of the URL. No request may make the app allocate more than this.
+# The size is a part of the URL. The app refuses larger sizes.
 MAX_BYTES = 256 * MIB
 # The block size of an efficient stream.
 BLOCK_BYTES = 64 * 1024
 # A server-sent event: one line, ten times a second.
 TICK_BYTES, TICK_S = 32, 0.1
-# The times of an app that waits for its database (short and long), and of one that computes.
+# The times of an app that waits for its database (SLEEP_S and WORK_S), and of an app that computes.
 SLEEP_S, COMPUTE_S, WORK_S = 0.010, 0.003, 0.05
 
 
@@ -105,7 +105,7 @@ SHAPES = {
     "str-list": Shape("a list with one str", REPORT_BYTES, lambda e, n: [_text(n)]),
     "memoryview-list": Shape(
         "a list with one memoryview", REPORT_BYTES, lambda e, n: [memoryview(payload(n))]),
-    # Legal, and slow.
+    # These bodies are allowed, but slow.
     "list-of-1": Shape("a list of 1-byte chunks", REPORT_BYTES, lambda e, n: chunks(n, 1)),
     "generator-of-1": Shape("a generator of 1-byte chunks", REPORT_BYTES, _generator),
     "list-of-100": Shape("a list of 100-byte chunks", MIB, lambda e, n: chunks(n, 100)),
@@ -115,7 +115,7 @@ SHAPES = {
     "file-wrapper": Shape(
         "wsgiref's FileWrapper (8 KiB)", FILE_BYTES, lambda e, n: FileWrapper(_file(e, n))
     ),
-    # Efficient bodies. They must not become slower.
+    # These bodies are efficient. WSGIFast must not make them slower.
     "whole": Shape("a list with one block", REPORT_BYTES, lambda e, n: [payload(n)], declared=True),
     "undeclared": Shape("one block, no length", REPORT_BYTES, lambda e, n: [payload(n)]),
     "small": Shape("a list with one small block", 512, lambda e, n: [payload(n)], declared=True),
@@ -125,7 +125,7 @@ SHAPES = {
     "stream": Shape(
         "a generator of 64 KiB blocks", FILE_BYTES, lambda e, n: iter(chunks(n, BLOCK_BYTES))
     ),
-    # For single benchmarks.
+    # Each of these bodies is for a single benchmark.
     "ticks": Shape("a slow stream of events", 10 * TICK_BYTES, _ticks),
     "crumbs": Shape("20 chunks of 50 bytes", 1000, lambda e, n: iter(chunks(n, 50))),
     "sleep": Shape("after 10 ms", 1024, _after(lambda e: time.sleep(SLEEP_S)), declared=True),
@@ -157,7 +157,7 @@ def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[byt
     if shape.declared:
         headers.append(("Content-Length", str(size)))
     start_response("200 OK", headers)
-    # Some bodies are not iterables of bytes, on purpose.
+    # Some bodies are intentionally not iterables of bytes.
     return cast("Iterable[bytes]", shape.make(environ, size))
 
 

@@ -1,4 +1,4 @@
-"""The tables for ASGI: asgifast on uvicorn and other servers, and with frameworks.
+"""Define the tables for ASGI: asgifast on uvicorn and other servers, and with frameworks.
 
 Each server has one worker. Connections are persistent. There is no access log unless the row names
 one. uvicorn and other servers use uvloop unless the row names a loop.
@@ -58,7 +58,7 @@ _IN_MEMORY = (("TMPDIR", "/dev/shm"),) if Path("/dev/shm").is_dir() else ()
 def _upload(key: str, title: str, sides: dict[str, Server], **kind: bool) -> Row:
     """Return a row for one upload in each run.
 
-    :param kind: the kind of upload, see :func:`~loadtests.uploads.upload`.
+    :param kind: the kind of upload. See :func:`~loadtests.uploads.upload`.
     """
     contenders = {name: replace(server, env=_IN_MEMORY) for name, server in sides.items()}
     title = f"1 GiB {title} (in a short run 128 MiB)"
@@ -107,7 +107,7 @@ _ASGI = table("asgi", "ASGIFast and asgifast's protocol on uvloop, beside uvicor
              "our H11Protocol": uvicorn(APP, "--http=asgifast.uvicorn:H11Protocol")}),
     _upload("http2", "over HTTP/2, read by request.stream()", _UPLOADED_HTTP2, http2=True),
     _upload("http2-multipart", "over HTTP/2 in a form", _UPLOADED_HTTP2, form=True, http2=True),
-    # uvicorn's zttp protocol compared with ours.
+    # These rows compare uvicorn's zttp protocol with asgifast's.
     *rows("asgi.zttp", "uvicorn --http zttp: ", {
         "uvicorn --http zttp": uvicorn(APP, "--http=zttp"),
         "our ZttpProtocol": uvicorn(APP, "--http=asgifast.uvicorn:ZttpProtocol"),
@@ -155,7 +155,7 @@ _OTHERS = table("asgi-others", "ASGIFast on other ASGI servers", [
 
 
 def middleware_rows(framework: str, title: str) -> list[Row]:
-    """Return rows with a file, a stream and a small response that pass a framework's middleware."""
+    """Return rows for a file, a stream and a small response through a framework's middleware."""
     sides: dict[str, Side] = {
         PLAIN: uvicorn(f"{FRAMEWORK}:plain_{framework}"),
         BOTH: uvicorn(f"{FRAMEWORK}:fast_{framework}", ours=True),

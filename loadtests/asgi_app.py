@@ -1,8 +1,8 @@
-"""The ASGI apps of the load tests.
+"""Provide the ASGI apps of the load tests.
 
 `app` is a usual Starlette app. `fast` is `app` in ASGIFast. `limit` is `app` in the smallest
-middleware that reads messages, and `nothing` in a middleware that does nothing. `bare` is an app
-without a framework.
+middleware that reads messages. `nothing` is `app` in a middleware that does nothing. `bare` is an
+app without a framework.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .payloads import FIELD, FILE_BYTES, PAYLOADS, chunks, payload
 # 100,000 messages of 100 bytes.
 CRUMBS_BYTES, CRUMB_BYTES = 10_000_000, 100
 STREAM_BLOCK_BYTES = 64 * 1024
-# As much work as that of the WSGI app, divided by its four threads
+# The work of the WSGI app (WORK_S), divided by its four threads.
 BLOCKED_S = 0.0125
 # About 10 kB of JSON.
 _ITEMS = [{"id": number, "name": f"item {number}", "price": number / 10} for number in range(200)]
@@ -132,7 +132,7 @@ app = Starlette(
 
 
 async def limit(scope: Scope, receive: Receive, send: Send) -> None:
-    """Do what every middleware does that reads messages: copy the scope, and wrap send()."""
+    """Do the minimum of a middleware that reads messages: copy the scope, and wrap send()."""
 
     async def forward(message: Message) -> None:
         await send(message)
@@ -141,7 +141,7 @@ async def limit(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def nothing(scope: Scope, receive: Receive, send: Send) -> None:
-    """Do what every middleware does: call the app, in another coroutine."""
+    """Do the minimum of any middleware: call the app in another coroutine."""
     await app(scope, receive, send)
 
 
@@ -150,7 +150,10 @@ buffered = asgifast.ASGIFast(app, buffer_bodies=True)
 
 
 def __getattr__(name: str) -> ASGIApp:
-    """Return an app with metrics. Its back end is imported only if a test uses it."""
+    """Return an app with metrics.
+
+    The library for the metrics is imported only if a test uses this app.
+    """
     if name == "metered":
         return asgifast.ASGIFast(app, metrics="prometheus")
     raise AttributeError(name)

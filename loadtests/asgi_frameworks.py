@@ -1,7 +1,7 @@
-"""Apps of ASGI frameworks: file responses, streams and small responses, with a middleware.
+"""Provide apps of ASGI frameworks with a file, a stream and a small response, in a middleware.
 
-`plain_NAME` is an app without ASGIFast, `fast_NAME` the same app in ASGIFast (Django's uses
-asgifast.django). `pip install --group frameworks` installs Litestar, Quart and Sanic.
+`plain_NAME` is an app without ASGIFast. `fast_NAME` is the same app in ASGIFast, or for Django in
+asgifast.django. `pip install --group frameworks` installs Litestar, Quart and Sanic.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def _sanic() -> ASGIApp:
     return app  # type: ignore[no-any-return]
 
 
-# name -> its title, and how its app is made.
+# Maps the name of a framework to the title of its row, and to the function that makes its app.
 FRAMEWORKS: dict[str, tuple[str, Callable[[], ASGIApp]]] = {
     "starlette": ("Starlette's BaseHTTPMiddleware", _starlette),
     "django": ("Django's middleware", _django),
@@ -146,8 +146,8 @@ FRAMEWORKS: dict[str, tuple[str, Callable[[], ASGIApp]]] = {
 }
 
 
-@cache  # Sanic refuses a second app of a name, and Django a second configuration
-def _made(kind: str, name: str) -> ASGIApp:
+@cache  # Sanic refuses a second app of the same name, and Django a second configuration
+def _make_app(kind: str, name: str) -> ASGIApp:
     if (kind, name) == ("fast", "django"):
         return _django("asgifast.django")
     app = FRAMEWORKS[name][1]()
@@ -155,8 +155,8 @@ def _made(kind: str, name: str) -> ASGIApp:
 
 
 def __getattr__(name: str) -> ASGIApp:
-    """The apps, for the servers."""
+    """Return an app by its name, for the servers."""
     kind, _, framework = name.partition("_")
     if kind in ("plain", "fast") and framework in FRAMEWORKS:
-        return _made(kind, framework)
+        return _make_app(kind, framework)
     raise AttributeError(name)

@@ -17,10 +17,11 @@ from .payloads import files
 
 FAST = FAST_WORKER
 APP = "loadtests.app:app"
-# A contender: a server, with a path or a client if these differ from the row's. Or a client that
-# needs no server.
+# A contender. It is a server, with a path or a client if these differ from the row's. Or it is a
+# client that needs no server.
 Side: TypeAlias = "Server | Client | tuple[Server, str | Client] | tuple[Server, str, Client]"
-# A scenario: its key, title, path and unit, and a client if it differs from the unit's.
+# A scenario consists of its key, title, path and unit, and of a client if it differs from the
+# unit's client.
 Case: TypeAlias = "tuple[str, str, str, Unit] | tuple[str, str, str, Unit, Client]"
 # The tables that need --link, with the rate of the link in Mbit/s.
 LINKS = {"compress-link": 20, "upload-link": 200}
@@ -41,9 +42,10 @@ def row(
     """Return a row that compares contenders.
 
     :param sides: the contenders by name.
-    :param client: the default is raw() for bytes and wrk(8) for requests.
+    :param client: the client that sends the requests. By default, raw() for bytes, and wrk(8) for
+        requests.
     :param fresh: whether each run gets a new server.
-    :param more: see :class:`~loadtests.harness.tables.Row`.
+    :param more: further fields of :class:`~loadtests.harness.tables.Row`.
     """
     contenders = tuple(_contender(name, side, path, fresh) for name, side in sides.items())
     client = client or contenders[0].client or _CLIENTS[unit.name]
@@ -63,7 +65,7 @@ def pair(*options: str, app: str = APP, first: str = "gthread", **more: Any) -> 
     """Return FastWorker and gthread as contenders.
 
     :param options: options of gunicorn.
-    :param more: see :func:`~loadtests.harness.servers.gunicorn`.
+    :param more: further arguments of :func:`~loadtests.harness.servers.gunicorn`.
     """
     kinds = {"FastWorker": FAST, "gthread": "gthread"}
     names = sorted(kinds, key=lambda name: name != first)
@@ -79,7 +81,7 @@ def rows(key: str, title: str, sides: Mapping[str, Side], cases: Iterable[Case])
 
 
 def unavailable(names: Iterable[str], remedy: str) -> dict[str, Side]:
-    """Return contenders that fail with a message, in place of unavailable ones."""
+    """Return contenders that replace unavailable ones. They fail with the message `remedy`."""
 
     def fail(task: Task) -> Load:
         return Load(0, 1, 0, 0.0, errors={remedy: 1})
@@ -88,7 +90,7 @@ def unavailable(names: Iterable[str], remedy: str) -> dict[str, Side]:
 
 
 def table(name: str, title: str, members: Sequence[Row], **more: Any) -> Table:
-    """Return a table of rows. It prepares the files that most servers need."""
+    """Return a table of rows. By default, it makes the files that most servers need."""
     return Table(name, title, members, **{"prepare": files, **more})
 
 

@@ -1,16 +1,16 @@
-"""The number of requests for a BREACH attack, with and without padding.
+"""Count the requests that a BREACH attack needs, with and without padding.
 
     python -m loadtests.breach
 
 A page contains a secret, and text from the client, such as a search term. An attacker makes a
-victim's browser request the page with guesses, and sees the lengths of the responses. So the
-attacker finds the secret digit by digit. Of the sixteen guesses for the next digit, the right one
-repeats one more digit of the page, and compresses best.
+victim's browser request the page with guesses, and sees the lengths of the responses. Of the
+sixteen guesses for the next digit, the right one repeats one more digit of the page, and compresses
+best. So the attacker finds the secret digit by digit.
 
-Each guess is sent in two forms: with its last digit before and after a character that is not in
-the page. So the effect of Huffman codes cancels out. With padding each form is sent several times,
-and the mean or the minimum of the lengths is used. If two guesses have the same length, the attack
-counts as failed. A real attacker would try other forms.
+Each guess is sent in two forms: with its last digit before characters that are not in the page, and
+after them. The difference of the two lengths does not depend on Huffman codes. With padding, each
+form is sent several times, and the mean or the minimum of the lengths is used. If two guesses have
+the same length, the attack counts as failed. A real attacker would then try other forms.
 """
 
 from __future__ import annotations

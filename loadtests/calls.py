@@ -1,8 +1,8 @@
-"""Calls whose instructions instructions.py counts. Each is a request to an app.
+"""Make calls whose instructions instructions.py counts. Each call is a request to an app.
 
-For each count, a forked process makes the call as often as the count says. The WSGI environ
-contains the keys of gunicorn, so that TCP_NODELAY is set like in production. Under valgrind an
-import takes seconds, so this module imports only what a call needs.
+For each COUNT, a forked process makes the call COUNT times. The WSGI environ contains the keys of
+gunicorn, so that WSGIFast sets TCP_NODELAY as in production. Under valgrind an import takes
+seconds, so this module imports only what a call needs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from wsgifast.bodies.files import close_body
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
-# As large as gunicorn's. In a small dictionary, a new key would often cause a resize.
+# This environ is as large as gunicorn's. In a smaller dictionary, a new key would often cause a
+# resize.
 _ENVIRON: dict[str, Any] = {
     "wsgi.version": (1, 0), "wsgi.errors": sys.stderr, "wsgi.multithread": True,
     "wsgi.multiprocess": False, "wsgi.run_once": False, "wsgi.input_terminated": True,
@@ -45,10 +46,10 @@ def _wsgi(
 ) -> Callable[[], None]:
     """Return a call of a wrapped app with one body.
 
-    :param wrap: wraps the app.
-    :param kind: makes the body from its list of blocks.
-    :param pattern: the URL pattern, stored in the environ like by a framework.
-    :param size: the bytes of the body.
+    :param wrap: a function that wraps the app.
+    :param kind: a function that makes the body from a list of blocks.
+    :param pattern: the URL pattern, which the app stores in the environ. None to store none.
+    :param size: the size of the body in bytes.
     :param accepts: the request's Accept-Encoding. None for no such header.
     """
     body = [b"x" * size]
@@ -96,7 +97,7 @@ def _with_opentelemetry(app: Any) -> Any:
 def _flask(
     wrap: Callable[[Any], Any], path: str = "/page", accepts: str | None = "gzip, deflate"
 ) -> Callable[[], None]:
-    from .flask_app import app as flask_app  # imported here, because other calls do not need it
+    from .flask_app import app as flask_app  # imported here, because other calls do not need Flask
 
     return _request(wrap(flask_app), {**_accepting(accepts), "PATH_INFO": path})
 
@@ -111,7 +112,10 @@ def _one_kib(environ: WSGIEnvironment, start_response: StartResponse) -> Iterabl
 
 
 def _fast_worker(wrap: Callable[[Any], Any]) -> Callable[[], None]:
-    """Return a call that makes a request on an open connection. One thread handles all of it."""
+    """Return a call that makes a request on an open connection.
+
+    The calling thread does all work.
+    """
     from types import SimpleNamespace
 
     from gunicorn.config import Config
@@ -153,7 +157,8 @@ _METRICS: dict[str, Any] = {
     "opentelemetry, its SDK": _with_opentelemetry,
 }
 _ROUTED: dict[str, Any] = {"headers": (_LENGTH,), "pattern": "/items/<int:number>"}
-# By the key of a row: its title, its contenders, and the function that makes a contender's call.
+# Maps the key of a row to its title, to its contenders, and to the function that makes a
+# contender's call.
 CALLS: dict[str, tuple[str, dict[str, Any], Callable[..., Callable[[], Any]]]] = {
     "wsgi.declared": ("WSGI: [bytes] with Content-Length", _WSGI,
                       partial(_wsgi, headers=(_LENGTH,))),
@@ -189,13 +194,13 @@ def main() -> None:
     for count in options.count:
         pid = os.fork()
         if not pid:
-            call = make(sides[side])  # after the fork: it may start threads
+            call = make(sides[side])  # after the fork, because this may start threads
             for _ in range(count):
                 call()
             return
         if os.waitpid(pid, 0)[1]:
             sys.exit(1)
-    os._exit(0)  # the exit with the fewest instructions, so that valgrind's counts stay in order
+    os._exit(0)  # this exit needs the fewest instructions, so this process has the smallest count
 
 
 if __name__ == "__main__":

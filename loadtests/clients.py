@@ -1,9 +1,10 @@
-"""HTTP clients that are so fast that they do not limit the server: one in Python, wrk and h2load.
+"""Provide HTTP clients that are so fast that they do not limit the server: raw, wrk and h2load.
 
-The client in Python reads headers with the code of the tests. It receives bodies into one large
-buffer, and only finds their end. A body with a Content-Length ends after that many bytes. A chunked
-body ends when the received bytes end with the last chunk. So no payload may contain that sequence,
-but even a million chunks cost nothing. Any other body ends with the connection.
+raw() is a client in Python. It reads headers with the code of the tests. It receives bodies into
+one large buffer, and only looks for their end. A body with a Content-Length ends after that many
+bytes. A chunked body ends when the received bytes end with the last chunk. So no payload may
+contain the bytes of the last chunk, but even a million chunks cost nothing. Any other body ends
+with the connection.
 """
 
 from __future__ import annotations
@@ -46,13 +47,14 @@ class NoResponse(BadResponse):
 
 
 class Connection:
-    """Sends the same request again and again, on one connection at a time.
+    """A client that sends the same request again and again, on one connection at a time.
 
     :param headers: header lines to add to the request.
     :param expected: the size of each body in bytes. None to accept any size.
     :param receive_bytes: the size of one receive.
-    :param look: called with each piece of a body with a Content-Length, and with its offset.
-    :param timeout_s: the longest time without a byte of the response.
+    :param look: a function that gets each piece of a body with a Content-Length, and the offset of
+        the piece.
+    :param timeout_s: the time limit for each receive in seconds.
     """
 
     def __init__(
@@ -156,7 +158,7 @@ class Connection:
             done += received
 
     def _receive_chunks(self, stream: BufferedReader, status: int) -> int:
-        """Read up to the last chunk. Return the number of received bytes, with the framing."""
+        """Read up to the last chunk. Return the number of received bytes, including the framing."""
         total = 0
         tail = b"\r\n"  # an empty body has no CR LF before its last chunk
         while not tail.endswith(_LAST_CHUNK):
@@ -176,7 +178,7 @@ def raw(
     If the size of the payload is unknown, the framing of chunks counts as payload.
 
     :param connections: the number of connections, each in its own thread. Use one for large bodies.
-        For small bodies this client reaches about 20,000 responses/s. Use wrk for higher rates.
+        For small bodies, this client gets about 20,000 responses/s. Use wrk for higher rates.
     :param receive_bytes: the size of one receive. Real clients use 8 KiB to 256 KiB.
     :param requests: the maximum number of requests on each connection.
     """
@@ -210,7 +212,7 @@ def raw(
                     else:
                         times.append((time.perf_counter() - requested) * 1e3)
 
-        # The present thread sends requests too. So Ctrl-C ends a run of one connection at once.
+        # The calling thread sends requests too. So Ctrl-C ends a run of one connection immediately.
         with ThreadPoolExecutor(max(1, connections - 1)) as pool:
             others = [pool.submit(send_requests) for _ in range(connections - 1)]
             send_requests()
@@ -224,7 +226,7 @@ def raw(
 
 
 def percentile(ascending: Sequence[float], percent: float) -> float:
-    """Return the smallest value that `percent` of all values do not exceed (nearest rank).
+    """Return the smallest value that `percent` % of all values do not exceed (nearest rank).
 
     :param ascending: the sorted values, at least one.
     """
@@ -238,10 +240,11 @@ def percentiles(times_ms: Sequence[float]) -> dict[int, float]:
     return {p: percentile(ascending, p) for p in (50, 95, 99)} if ascending else {}
 
 
-# If h2load does not end within this time after its duration, it never ends.
+# If h2load has not ended this time after its duration, it counts as blocked.
 _H2LOAD_GRACE_S = 10.0
 _UNITS_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
-# wrk calls this function once, at the end. Without other functions, no Lua code runs for requests.
+# wrk calls this function once, at the end. Since there are no other functions, no Lua code runs
+# during requests.
 _REPORT = """
 done = function(summary, latency, requests)
   local e = summary.errors
@@ -278,7 +281,8 @@ def wrk(connections: int = 8) -> Client:
         kinds = ("connect", "read", "write", "timeout", "status")
         errors = {f"wrk: {kind}": int(report[kind]) for kind in kinds if report[kind]}
         good = report["requests"] - report["status"]
-        # If the size of the payload is unknown, wrk's number includes headers and framing.
+        # If the size of the payload is unknown, the number of bytes is that of wrk, which includes
+        # headers and framing.
         size = report["bytes"] if task.body_bytes is None else good * task.body_bytes
         return Load(
             requests=good,
@@ -307,7 +311,7 @@ def h2load(connections: int = 10, streams: int = 10) -> Client:
 def page_loads(paths: Sequence[str]) -> Client:
     """Return a client that loads pages: on a new connection, h2load requests all paths at once.
 
-    A request in its results is a page load, including the connection and its TLS handshake.
+    In the results, a request is a page load, including the connection and the TLS handshake.
     """
 
     def run(task: Task) -> Load:
@@ -394,6 +398,6 @@ def _run_h2load(task: Task, folder: Path, connections: int, streams: int, *argum
 
 
 def children_cpu_s() -> float:
-    """Return the CPU seconds of this process's ended children."""
+    """Return the CPU seconds of those child processes that have ended."""
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)
     return spent.ru_utime + spent.ru_stime

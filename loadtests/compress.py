@@ -1,12 +1,12 @@
-"""Compares wsgifast's compression with other packages, and with an app that does not compress.
+"""Compare wsgifast's compression with other packages, and with an app that does not compress.
 
     python -m loadtests compress.                       over loopback, to measure the CPU time
     python -m loadtests compress-link. --link 20        over a link of 20 Mbit/s
     python -m loadtests compress.json.zstd --profile release
 
 Locust sends requests over four persistent connections. wsgifast's padding is off, because the other
-packages have no padding. Install them with `pip install starlette-compress flask-compress`. The row
-of a missing package fails with a message.
+packages have no padding. Install the other packages with `pip install starlette-compress
+flask-compress`. The row of a missing package fails with a message.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _BODIES = {
 _CONNECTIONS = 4
 _FLASK = "loadtests.compress_app:flask_app()"
 _STARLETTE = "loadtests.compress_app:asgi_app"
-# For each interface, the other package that compresses best for its cost: its name and its package.
+# Maps each interface to the package with the best ratio of compression to cost. The values are its
+# name in the table and on PyPI.
 _PEERS = {"wsgi": ("Flask-Compress", "flask-compress"), "asgi": ("starlette-compress",) * 2}
 RESPONSES = Unit(
     "responses/s", lambda m: m.requests_per_s,
@@ -84,7 +85,8 @@ def _with_sizes(locust: Locust) -> Client:
     client = locust.client(_CONNECTIONS)
 
     def run(task: Task) -> Load:
-        # The size of a compressed stream depends on the times of its chunks, so it is not checked.
+        # The size of a compressed stream depends on the times of its chunks, so the client does not
+        # check the size.
         load = client(replace(task, body_bytes=None))
         return replace(load, facts={"bytes": load.body_bytes / max(1, load.requests)})
 

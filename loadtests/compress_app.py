@@ -1,8 +1,8 @@
-"""Apps whose responses are compressed. The variable COMPRESS names the package that compresses.
+"""Provide apps whose responses are compressed by the package that COMPRESS names.
 
-`flask_app` and `asgi_app` have the same bodies: /json (about 800 kB), /html (60 kB),
-/small (3 kB), /csv and /ndjson (streams of rows), /events (a hundred HTML fragments, 3 ms apart),
-/script.js (a file).
+COMPRESS is an environment variable. `flask_app` and `asgi_app` have the same bodies: /json (about
+800 kB), /html (60 kB), /small (3 kB), /csv and /ndjson (streams of rows), /events (a hundred HTML
+fragments, 3 ms apart), /script.js (a file).
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def events() -> Iterator[bytes]:
 
 
 _HTML = "text/html; charset=utf-8"
-# By path: the body, or a function that yields its rows, and its Content-Type.
+# Maps each path to its body, or to a function that yields the rows of the body, and to the
+# Content-Type.
 _BODIES: dict[str, tuple[Any, str]] = {
     "/json": (JSON, "application/json"),
     "/html": (HTML, _HTML),
@@ -89,11 +90,11 @@ def flask_app() -> Any:
 
     app = flask.Flask(__name__)
 
-    def of(body: Any, kind: str) -> Any:
+    def view(body: Any, kind: str) -> Any:
         return lambda: flask.Response(body() if callable(body) else body, content_type=kind)
 
     for path, (body, kind) in {**_BODIES, "/events": (events, _EVENT_STREAM)}.items():
-        app.add_url_rule(path, path, of(body, kind))
+        app.add_url_rule(path, path, view(body, kind))
     app.add_url_rule("/script.js", "script", lambda: flask.send_file(SCRIPT))
     if CONTENDER == "flask-compress":
         import flask_compress
@@ -116,25 +117,25 @@ def asgi_app() -> Any:
     from starlette.responses import FileResponse, Response, StreamingResponse
     from starlette.routing import Route
 
-    def of(body: Any, kind: str) -> Any:
-        async def made() -> AsyncIterator[bytes]:
+    def view(body: Any, kind: str) -> Any:
+        async def body_chunks() -> AsyncIterator[bytes]:
             for row in body():
                 yield row
 
         async def response(request: Request) -> Response:
             if callable(body):
-                return StreamingResponse(made(), media_type=kind)
+                return StreamingResponse(body_chunks(), media_type=kind)
             return Response(body, media_type=kind)
 
         return response
 
-    async def of_events(request: Request) -> Response:
-        async def made() -> AsyncIterator[bytes]:
+    async def events_view(request: Request) -> Response:
+        async def body_chunks() -> AsyncIterator[bytes]:
             for number in range(_EVENTS):
                 yield event(number)
                 await asyncio.sleep(_BETWEEN_EVENTS_S)
 
-        return StreamingResponse(made(), media_type=_EVENT_STREAM)
+        return StreamingResponse(body_chunks(), media_type=_EVENT_STREAM)
 
     async def script(request: Request) -> Response:
         return FileResponse(SCRIPT)
@@ -146,8 +147,8 @@ def asgi_app() -> Any:
         middleware = [Middleware(CompressMiddleware)]
     app = Starlette(
         routes=[
-            *(Route(path, of(body, kind)) for path, (body, kind) in _BODIES.items()),
-            Route("/events", of_events),
+            *(Route(path, view(body, kind)) for path, (body, kind) in _BODIES.items()),
+            Route("/events", events_view),
             Route("/script.js", script),
         ],
         middleware=middleware,

@@ -1,12 +1,13 @@
-"""The bytes of a new release for a browser that has the old one: brotli and deltas (RFC 9842).
+"""Measure how many bytes of a site's new release a browser gets that has the old release.
 
     python -m loadtests.deltas
 
-The program collects the static files of a Django site with plotly.js, Bootstrap and the admin.
+The program compares brotli with deltas, which are compressed with the old files as dictionaries
+(RFC 9842). It collects the static files of a Django site with plotly.js, Bootstrap and the admin.
 Chromium visits the site, through FastWorker. Then the program collects the files of the packages'
-next releases into the same STATIC_ROOT. Chromium visits the restarted site again. It counts the
-bytes of static files on the wire, with and without dictionaries. The program needs about 90 s of
-CPU time, most of it for brotli at level 11.
+next releases into the same STATIC_ROOT. Chromium visits the restarted site again. The program
+counts the bytes of static files on the wire, with and without dictionaries. The program needs about
+90 s of CPU time, most of it for brotli at level 11.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ _NO_DICTIONARIES = (
 
 
 class Site:
-    """A Django project in a folder, and a server for each of its releases."""
+    """A Django project in a folder, and its releases."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

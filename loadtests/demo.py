@@ -1,7 +1,7 @@
-"""Compares gunicorn and uvicorn with and without wsgifast, in under two minutes: make demo.
+"""Compare gunicorn and uvicorn with and without wsgifast, in under two minutes: make demo.
 
 Locust sends the requests. Each row adds one part of wsgifast to an unchanged app. The page
-reports/demo/index.html links to Locust's report of each server's last round.
+reports/demo/index.html shows the results, and links to Locust's report of each server's last round.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ PROFILES = {
 }
 SLOW_CLIENTS, LINK_MBIT = 8, 20
 _SETTLE_S, _IDLE_S = 5.0, 0.1
-# The downloads continue for this time after the measured time, because Locust may begin late.
-_LONGER_S = 2.0
+# The slow downloads continue for this time after the measured time, because Locust may begin late.
+_EXTRA_S = 2.0
 # Several users request small responses at once. A single user would measure the round-trip time.
 _SMALL_USERS = 8
 # The facts about the machine and the packages on which the figures depend.
@@ -97,7 +97,8 @@ def _client(users: int = 1) -> Client:
 def beside_slow_downloads(client: Client) -> Client:
     """Return a client that runs during more slow downloads than the server has threads.
 
-    If all its requests wait until the end of the measured time, it reports no responses.
+    If the requests of `client` wait until the end of the measured time, the result has no
+    responses.
     """
 
     def load(task: Task) -> Load:
@@ -107,7 +108,7 @@ def beside_slow_downloads(client: Client) -> Client:
         with crowd as present:
             _wait_until_idle(task.pid)
             assert present.process.stdin is not None  # a pipe, whose end stops the clients
-            timer = Timer(task.seconds + _LONGER_S, present.process.stdin.close)
+            timer = Timer(task.seconds + _EXTRA_S, present.process.stdin.close)
             timer.start()
             found = client(task)
             timer.join()
@@ -119,7 +120,7 @@ def beside_slow_downloads(client: Client) -> Client:
 
 
 def _wait_until_idle(pid: int) -> None:
-    """Wait until the server is almost idle, because the downloads' buffers are full."""
+    """Wait until the buffers of the slow downloads are full. Then the server is almost idle."""
     spent_s = cpu_seconds(pid)
 
     def is_idle() -> bool:
@@ -239,7 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     facts = machine()
     show(f"Comparing {TITLE}: {facts['python']}, {facts['cores']} cores", error=True)
     with _LOCUST, deployed() as deployment, progress_line() as progress:
-        _LOCUST.start()  # it takes seconds, so it is started before the slow downloads
+        _LOCUST.start()  # this start takes seconds, so it happens before the slow downloads
         results = [
             result
             for gains, profile in PROFILES.items()
@@ -261,11 +262,11 @@ def as_text(results: Sequence[Result], width: int | None = None) -> str:
     columns = COLUMNS[1:] if is_narrow else COLUMNS
     lines: list[Sequence[object]] = []
     for gains in (True, False):
-        shown = _of(results, gains)
+        shown = _selected(results, gains)
         if shown:
             lines += [*([[""]] if lines else []), ["Faster:" if gains else "Unchanged:"]]
-        for of, result in shown:
-            title, *cells = _cells(of, result)
+        for comparison, result in shown:
+            title, *cells = _cells(comparison, result)
             lines += [[title], [f"  {cells[0]}", *cells[1:]]] if is_narrow else [[title, *cells]]
     notes = [*READING, *problems_of(results)]
     parts = [
@@ -276,7 +277,7 @@ def as_text(results: Sequence[Result], width: int | None = None) -> str:
     return "\n" + "\n\n".join(parts)
 
 
-def _of(results: Sequence[Result], gains: bool) -> list[tuple[Comparison, Result]]:
+def _selected(results: Sequence[Result], gains: bool) -> list[tuple[Comparison, Result]]:
     found = {result.row.key: result for result in results}
     return [
         (each, found[each.row.key])
@@ -286,7 +287,7 @@ def _of(results: Sequence[Result], gains: bool) -> list[tuple[Comparison, Result
 
 
 def problems_of(results: Sequence[Result]) -> list[str]:
-    """Return failures with wsgifast, different bodies, and rows that the client limits."""
+    """Return failures with wsgifast, different bodies, and rows that Locust limits."""
     expected = [f"{result.row.title}, {BEFORE}: " for result in results]
     return [
         line
@@ -295,11 +296,11 @@ def problems_of(results: Sequence[Result]) -> list[str]:
     ]
 
 
-def _cells(of: Comparison, result: Result) -> list[str]:
+def _cells(comparison: Comparison, result: Result) -> list[str]:
     before, after = (result.median(name, _rate) for name in (BEFORE, AFTER))
     return [
         result.row.title,
-        of.added,
+        comparison.added,
         "no response" if before is None else number_text(before),
         "no response" if after is None else number_text(after),
         _gain(result),
@@ -323,11 +324,11 @@ def _cpu(result: Result) -> str:
 
 
 def conclusion(results: Sequence[Result]) -> str:
-    """Return one sentence with the reader's gain in this run."""
+    """Return one sentence that sums up the gain in this run."""
     found = {result.row.key.partition(".")[2]: result for result in results}
     clauses = []
-    beside = found.get("slow-downloads")
-    if beside and beside.median(AFTER, _rate) and not beside.median(BEFORE, _rate):
+    slow_row = found.get("slow-downloads")
+    if slow_row and slow_row.median(AFTER, _rate) and not slow_row.median(BEFORE, _rate):
         clauses.append("responds despite slow downloads")
     ratios = [
         ratio.median
@@ -349,7 +350,7 @@ def conclusion(results: Sequence[Result]) -> str:
     return f"With wsgifast your app {', '.join(first)}{comma}{' and ' if first else ''}{last}."
 
 
-# The added part is below the request, so that the table fits on a phone.
+# These styles show the added part below the request, so that the table fits on a phone.
 _STYLE = """<style>
 td:first-child, th { white-space: normal; } td:first-child { min-width: 8rem; }
 th:nth-child(2), td:nth-child(2) { text-align: right; } td a { color: var(--info); }
@@ -364,7 +365,7 @@ def as_html(results: Sequence[Result]) -> str:
     links = "Figures are responses per second. Each links to the Locust report of its last round."
     parts = [_STYLE, f'<p class="soft">{links}</p>']
     for gains, title in ((True, "Faster"), (False, "Unchanged")):
-        rows = [_html_cells(of, result) for of, result in _of(results, gains)]
+        rows = [_html_cells(comparison, result) for comparison, result in _selected(results, gains)]
         if rows:
             request, added, *others = map(page.escaped, COLUMNS)
             shown = page.table([f"{request}<br>{added}", *others], rows)
@@ -376,8 +377,8 @@ def as_html(results: Sequence[Result]) -> str:
     return page.page(TITLE, "".join(parts), by="make demo", note=f"{measured_on}.")
 
 
-def _html_cells(of: Comparison, result: Result) -> list[str]:
-    title, added, *figures = map(page.escaped, _cells(of, result))
+def _html_cells(comparison: Comparison, result: Result) -> list[str]:
+    title, added, *figures = map(page.escaped, _cells(comparison, result))
     for number, name in enumerate((BEFORE, AFTER)):
         report = report_name(result.row.key, name)
         figures[number] = f'<a href="locust/{report}">{figures[number]}</a>'

@@ -1,6 +1,8 @@
-"""Servers and requests as they are deployed: `python -m loadtests --deployed`, and `make demo`.
+"""Configure servers and requests as in production.
 
-- Servers with an access log write it to a pipe that another process reads.
+`python -m loadtests --deployed` and `make demo` change servers and requests like this:
+
+- Servers with an access log write it to a pipe, which another process reads.
 - FastWorker and asgifast's protocols have metrics.
 - ASGI servers in Python use uvloop.
 - Each request has the 11 headers of a browser.
@@ -42,7 +44,7 @@ _HEADERS = (
     "Upgrade-Insecure-Requests: 1",
     "Priority: u=0, i",
 )
-# By the module of a server: options to add for an access log, and options to remove.
+# Maps the module of a server to the options to add for an access log, and to the options to remove.
 _LOGS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "gunicorn": (("--access-logfile", "-"), ()),
     "uvicorn": (
@@ -63,11 +65,12 @@ NOTE = (
 
 @contextlib.contextmanager
 def deployed() -> Iterator[Deployment]:
-    """Provide a Deployment with a pipe, whose bytes are read and dropped."""
+    """Provide a Deployment with a pipe. Another process reads the pipe, and drops the bytes."""
     with temporary_folder("deployed") as folder:
         pipe = folder / "access.log"
         os.mkfifo(pipe)
-        # Also open for writing here, so that the reader does not end when a server ends.
+        # This process also opens the pipe for writing, so that the reader does not end when a
+        # server ends.
         with open(os.open(pipe, os.O_RDWR), "wb"), pipe.open("rb") as source:
             reader = subprocess.Popen(["cat"], stdin=source, stdout=subprocess.DEVNULL)
             try:
@@ -78,7 +81,7 @@ def deployed() -> Iterator[Deployment]:
 
 
 class Deployment:
-    """Turns servers and requests into deployed ones.
+    """A deployment changes the servers and requests of a table to those of production.
 
     :param pipe: the pipe for access logs.
     """

@@ -1,6 +1,7 @@
-"""A Django project with static files, downloads and exports, for WSGI and ASGI.
+"""Provide a Django project with static files, downloads and exports, for WSGI and ASGI.
 
-The functions return the same project with different middleware, or in different applications.
+The functions return the project with different middleware, in Django's applications or in those of
+wsgifast.django.
 """
 
 from __future__ import annotations

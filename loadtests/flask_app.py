@@ -1,4 +1,4 @@
-"""A Flask app with an open file, an export, send_file() and small pages."""
+"""Provide a Flask app with an open file, an export, send_file() and small pages."""
 
 from __future__ import annotations
 

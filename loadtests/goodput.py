@@ -1,9 +1,10 @@
-"""Goodput under overload: the rate of responses that arrive before their clients give up.
+"""Measure the goodput under overload: the rate of responses that arrive in time.
 
-Requests are sent at a constant rate, even if the server is slow (an open loop). Each has its own
-connection. A client gives up after a second. The app sleeps for 50 ms, and four threads run it. So
-the server can serve 80 requests a second. The ASGI app blocks the event loop for a quarter of this
-time, so that the capacity is the same.
+A response is in time if it arrives within a second. After this time, the client closes its
+connection. Requests are sent at a constant rate, even if the server is slow (an open loop). Each
+request has its own connection. The app sleeps for 50 ms, and four threads run it. So the server can
+serve 80 requests a second. The ASGI app blocks the event loop for a quarter of this time, so that
+the capacity is the same.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ PATH = "/work"
 THREADS, CLIENT_TIMEOUT_S = 4, 1.0
 CAPACITY = THREADS / WORK_S
 QUEUE_TIMEOUT_S = 0.5
-# By key: the offered load, as a multiple of the capacity.
+# Maps keys to the rate of requests, as a multiple of the capacity.
 LOADS = {"half": 0.5, "full": 1.0, "one-and-a-half": 1.5, "twice": 2.0, "four-times": 4.0}
 _SECONDS = 8.0
 _TICK_S = 0.004
@@ -59,7 +60,7 @@ async def _send_request(task: Task, counts: Counter[str], times_ms: list[float])
 
 
 async def _offer(task: Task, rate: float, counts: Counter[str], times_ms: list[float]) -> None:
-    """Send requests at a rate for the task's time, and wait for the last ones."""
+    """Send requests at a rate for the task's time, and wait for the last responses."""
     async with asyncio.TaskGroup() as group:
         began, count = time.monotonic(), 0
         while (passed := time.monotonic() - began) < task.seconds:

@@ -1,9 +1,9 @@
-"""HTTP/2 over TLS: FastWorker compared with other servers, and with its own HTTP/1.1.
+"""Compare FastWorker's HTTP/2 over TLS with other servers, and with its own HTTP/1.1.
 
 The client for HTTP/2 is h2load of nghttp2. The client for HTTP/1.1 is wrk with the same number of
-connections. All servers run the same app, except nginx, which serves files with the same bytes. It
-compresses the page at the same level as wsgifast. A page load is a new connection with 100 requests
-at once.
+connections. All servers run the same app, except nginx, which serves files with the same bytes.
+nginx compresses the page at the same level as wsgifast. A page load is a new connection with 100
+simultaneous requests.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _row(
 ) -> Row:
     """Return a row with all servers.
 
-    :param nginx: the path for nginx, if it differs from the app's.
+    :param nginx: the path for nginx, if it differs from the path for the app.
     """
     sides: dict[str, Side] = {**SERVERS, "nginx": (SERVERS["nginx"], nginx or path)}
     return row(f"peers.http2.{key}", title, sides, path, unit, client, ours=OURS, **more)

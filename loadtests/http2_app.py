@@ -1,7 +1,7 @@
-"""The app of the HTTP/2 rows, for WSGI and for ASGI.
+"""Provide the app of the HTTP/2 rows, for WSGI and for ASGI.
 
-/small/BYTES, /list (1 MB in blocks of 64 KiB), /page.html (60 kB, compressed by wsgifast), and the
-payload files, such as /10485760.bin.
+The paths are /small/BYTES, /list (1 MB in blocks of 64 KiB), /page.html (60 kB, compressed by
+wsgifast), and those of the payload files, such as /10485760.bin.
 """
 
 from __future__ import annotations

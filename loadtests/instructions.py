@@ -1,8 +1,8 @@
-"""The number of instructions of a request, which does not depend on the load of the machine.
+"""Count the instructions of a request. The count does not depend on the load of the machine.
 
-valgrind counts the instructions of a process, without those of the kernel. A figure is the
-difference of two runs, so it does not include the start. The process is a server, or a program that
-makes a call (calls.py).
+valgrind counts the instructions of a process, without those of the kernel. The process is a server,
+or a program that makes calls (calls.py). A figure is the difference of two runs with different
+numbers of requests, so it does not include the start of the process.
 """
 
 from __future__ import annotations
@@ -34,15 +34,16 @@ from .harness.servers import uvicorn
 from .harness.tables import Client, Row, Task, Unit
 
 INSTRUCTIONS = Unit("instructions", lambda m: m.facts["instructions"], difference=True)
-# The number of connections that send requests at once, like clients of a busy server. One iteration
-# of the server's event loop handles all of them.
+# The number of connections that send requests at the same time, like clients of a busy server. One
+# iteration of the server's event loop handles all these requests.
 CONNECTIONS = 16
-# The number of requests in the shorter run. After it, CPython has specialized its bytecode. The
-# longer run has twice as many.
+# The number of requests, and of calls, in the shorter run. During this run, CPython specializes its
+# bytecode. The longer run has twice as many requests or calls.
 REQUESTS, CALL_COUNT = 100 * CONNECTIONS, 1000
 _START_S = 120.0
-# The garbage collector is off. It examines all objects of the process after some number of
-# allocations. A single collection would be larger than most differences.
+# This command switches off the garbage collector. After some number of allocations, the collector
+# examines all objects of the process. One such collection needs more instructions than most
+# differences have.
 _RUN = (
     "import gc, runpy, sys; gc.disable(); del sys.argv[0]; "
     "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
@@ -54,7 +55,8 @@ def _count_instructions(module: Sequence[str], load: Callable[[Popen[bytes]], ob
     """Return the instructions of a process and of its forks, in ascending order.
 
     :param module: the name of the module to run, and its arguments.
-    :param load: called with the process. If the process still runs afterwards, it gets SIGTERM.
+    :param load: a function that gets the process, and sends requests. If the process still runs
+        afterwards, it gets SIGTERM.
     """
     if shutil.which("valgrind") is None:
         raise RuntimeError("valgrind is not installed: apt-get install valgrind (Debian, Ubuntu)")

@@ -1,7 +1,7 @@
-"""The table of CPython's JIT: the same servers with and without the JIT.
+"""Define the table that compares servers with and without CPython's JIT.
 
-CPython has a JIT since 3.13, as an option of the build. Debian's 3.14 and 3.15 have it. It is off
-unless ``PYTHON_JIT=1`` is set (docs.python.org/3/using/cmdline.html).
+CPython has a JIT since 3.13, as an option of the build. Debian's Python 3.14 and 3.15 have the JIT.
+It is off unless ``PYTHON_JIT=1`` is set (docs.python.org/3/using/cmdline.html).
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ NGINX = "nginx"
 
 
 def is_available() -> bool:
-    """Return whether this Python has a JIT, on or off."""
+    """Return whether this Python has a JIT, whether it is on or off."""
     # https://docs.python.org/3/library/sys.html#sys._jit
     jit: Any = getattr(sys, "_jit", None)
     return jit is not None and bool(jit.is_available())
 
 
 def rows(available: bool) -> list[Row]:
-    """Return the rows. Without a JIT they fail with a message about how to get it."""
+    """Return the rows. Without a JIT, they fail with a message that says how to get one."""
 
     def jit_row(key: str, title: str, servers: dict[str, Server], path: str, ours: str) -> Row:
         sides: dict[str, Side] = {}

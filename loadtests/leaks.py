@@ -1,14 +1,15 @@
-"""Leaks of a server after abandoned connections: descriptors, threads, memory.
+"""Find what a server leaks after abandoned connections: descriptors, threads and memory.
 
     python -m loadtests leaks. --strict
     python -m loadtests leaks. --strict --seconds 3600      a soak test: an hour for each row
 
-Clients leave in every state of a connection. Half of them close the connection, and half reset it.
-In each round many clients in all states leave at once, like those of a killed process. After each
-round the server must have as many descriptors and threads as before. Its memory may grow in the
-first rounds, which allocate caches, buffers and the allocator's arenas. If the memory continues to
-grow, the server has a leak, and the row fails. Resident memory includes the allocator's noise. The
-number of memory blocks that Python has allocated is exact.
+An abandoned connection is one that its client closes or resets before its end. Clients leave in
+every state of a connection. At the end of each round, many clients in all states leave at once,
+like clients of a killed process. After each round the server must have as many descriptors and
+threads as before. Its memory may grow in the first rounds, which allocate caches, buffers and the
+allocator's arenas. If the memory continues to grow, the server has a leak, and the row fails.
+Resident memory includes the allocator's noise. The number of memory blocks that Python has
+allocated is exact.
 """
 
 from __future__ import annotations
@@ -31,15 +32,16 @@ from .bench import APP, FAST, resident_bytes, row, table
 from .harness.servers import gunicorn, uvicorn
 from .harness.tables import Client, Row, Task, Unit
 
-# The number of rounds, their seconds, the clients in each state at a time, and the clients in each
-# state that leave at once.
+# The number of rounds, and the seconds of a round. Then the number of clients in each state that
+# are connected at a time, and the number of clients in each state that leave at once.
 ROUNDS, ROUND_S, CLIENTS, LEAVING_CLIENTS = 6, 4.0, 2, 4
-# A server notices at once that a client has left. Descriptors that are open after this time are
-# leaks.
+# A server notices immediately that a client has left. If descriptors of the connection are still
+# open after this time, they are leaks.
 SETTLE_S = 10.0
 # The maximum growth for each connection in the second half of the rounds. A leaked connection has
-# dozens of blocks. If only one state of twelve leaks, the average is still several blocks. Resident
-# memory includes the allocator's noise, which is largest with the large buffers of TLS.
+# dozens of blocks. If only one state of twelve leaks, the average is still several blocks. The
+# limit for resident memory allows for the allocator's noise, which is largest with the large
+# buffers of TLS.
 GROWTH_BLOCKS = 0.5
 GROWTH_BYTES = 1024
 
@@ -47,7 +49,7 @@ GROWTH_BYTES = 1024
 def _leaving(sent: bytes = b"", *, answered: bool = False) -> Kind:
     """Return a kind of clients that leave.
 
-    :param answered: whether they wait for the first bytes of the response before they leave.
+    :param answered: whether the clients wait for the first bytes of the response before they leave.
     """
     return Kind(sent, receive_bytes_per_s=answered << 20, leaves=True)
 
@@ -89,7 +91,7 @@ def _states(*, tls: bool) -> dict[str, Kind]:
 
 
 def _abandon(task: Task, kinds: Iterable[Kind], clients: int, seconds: float) -> int:
-    """Connect some clients of each kind, wait until all are connected, and let all leave.
+    """Connect clients of each kind, wait until all are connected, and let all of them leave.
 
     :returns: the number of clients.
     """
@@ -131,14 +133,16 @@ def measure(
 ) -> Iterator[Count]:
     """Abandon connections of a server. Yield its counts at the beginning and after each round.
 
-    :param task: more rounds follow until its seconds are over.
-    :param idle_s: the seconds without a client before each count, for the server's timers.
+    :param task: the server, and the minimum time in seconds. If it is longer than the rounds, more
+        rounds follow.
+    :param idle_s: the seconds without a client before each count. Meanwhile the server's timers
+        end.
     :raises OSError: if the server no longer responds.
     """
     states = _states(tls=task.tls)
     kinds = states.values()
     # These clients do not wait for a response, because all threads may be busy. They leave together
-    # at the end.
+    # at the end of the round.
     together = [
         replace(kind, leaves=False, receive_bytes_per_s=0)
         for name, kind in states.items()
@@ -160,9 +164,9 @@ def measure(
 
 
 def _settled_count(task: Task, max_descriptors: int | None = None) -> Count:
-    """Wait until the server has at most `max_descriptors` descriptors. Return its count.
+    """Wait until the server has at most `max_descriptors` descriptors, and return its resources.
 
-    If `max_descriptors` is None, wait until two counts agree.
+    If `max_descriptors` is None, wait until the server has the same resources twice.
     """
     deadline = time.monotonic() + SETTLE_S
     count, is_settled = _count(task), False
@@ -192,7 +196,8 @@ def _count(task: Task) -> Count:
 def growth(counts: Sequence[Count]) -> dict[str, float]:
     """Return the growth for each connection in the second half of the rounds.
 
-    For resident memory it is the minimum of these rounds, because the allocator's noise varies.
+    The growth of resident memory is the minimum of these rounds, because the allocator's noise
+    varies.
     """
     middle_index = (len(counts) - 1) // 2
     middle, *later = counts[middle_index:]
@@ -207,7 +212,7 @@ def growth(counts: Sequence[Count]) -> dict[str, float]:
 
 
 def leaked(counts: Sequence[Count], spare_threads: int) -> list[str]:
-    """Return a sentence for each leak of a server at the end.
+    """Return a sentence for each resource that the server has not released at the end.
 
     :param spare_threads: the maximum number of threads that the server starts on demand.
     """
@@ -223,9 +228,9 @@ def leaked(counts: Sequence[Count], spare_threads: int) -> list[str]:
 
 
 def grown(counts: Sequence[Count]) -> list[str]:
-    """Return a sentence for each count that continues to grow.
+    """Return a sentence for each kind of memory that continues to grow.
 
-    The test needs thousands of connections. Fewer connections only fill caches and pools.
+    This check needs thousands of connections. With fewer connections, only caches and pools grow.
     """
     each, found = growth(counts), []
     if each["blocks each"] > GROWTH_BLOCKS:
@@ -267,7 +272,7 @@ _CONNECTIONS = Unit("connections", lambda m: m.requests)
 _BOTH = ("--http-protocols=h2,h1", "--http2-cleartext=both", "--log-level=critical")
 _ASGI_APP = "loadtests.asgi_app:bare"
 _PEM = ("--ssl-certfile={folder}/server.pem", "--ssl-keyfile={folder}/server.pem")
-# asyncio's default number of threads. They read files that are not in the page cache.
+# asyncio's default number of threads. These threads read files that are not in the page cache.
 ASYNCIO_SPARES = min(32, (os.cpu_count() or 1) + 4)
 # uvicorn's time limit for a persistent connection is 5 s.
 _UVICORN = _abandoning(ASYNCIO_SPARES, 6.0)

@@ -1,4 +1,4 @@
-"""Compares a report of instructions with the limit of each row.
+"""Compare a report of instructions with the limit of each row.
 
     python -m loadtests instructions.
     python -m loadtests.limits reports/quick/instructions.json

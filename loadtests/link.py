@@ -1,10 +1,10 @@
-"""A slow link between a client and the servers: two network namespaces (Linux, as root).
+"""Make a slow link between a client and the servers, in Linux as root.
 
-The namespaces are connected by a pair of veth interfaces. Each end sends at the rate of the link
+A pair of veth interfaces connects two network namespaces. Each end sends at the rate of the link
 (`tc tbf`, a token bucket). The servers run in the usual namespace, and also listen on
 :data:`ADDRESS`. Programs in the other namespace connect to this address. The link adds no delay and
-no packet loss, because those need netem, which some kernels do not have. Without root,
-:func:`slow_proxy` limits the rate of responses.
+no packet loss, because these need netem, which some kernels do not have. :func:`slow_proxy`
+needs no root, but limits only the rate of responses.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from wsgifast.commands.bench.processes import HOST, Address
 _NETWORK, _SUBNET = divmod(os.getpid() % 2**14, 64)
 # The addresses of the link's two ends: the servers' end, and the clients' end.
 ADDRESS, _CLIENT_ADDRESS = (f"198.18.{_NETWORK}.{4 * _SUBNET + end}" for end in (1, 2))
-# The maximum number of bytes that pass at once after a pause, and the maximum delay of a packet.
+# After a pause, 32 KB may pass at once. A packet that would wait for more than 50 ms is dropped.
 SHAPE = "burst 32kb latency 50ms"
 
 
@@ -37,7 +37,7 @@ def link(mbit: float) -> Iterator[Sequence[str]]:
     """Make a link, and remove it at the end of the block.
 
     :param mbit: the rate in each direction, in Mbit/s.
-    :returns: the words before a command to run it in the other namespace.
+    :returns: the words to put before a command, so that it runs in the other namespace.
     :raises NoLink: if the link cannot be made, for example without root.
     """
     name, near, far = f"wfn{os.getpid()}", f"wfa{os.getpid()}", f"wfb{os.getpid()}"

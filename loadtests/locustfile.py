@@ -1,13 +1,14 @@
-"""Scenarios for Locust, with or without its web UI.
+"""Define scenarios for Locust, with or without its web UI.
 
     gunicorn -k gthread --threads 4 -b 127.0.0.1:8001 loadtests.app:app       or :wrapped
     locust -f loadtests/locustfile.py -H http://127.0.0.1:8001 Shapes
     uvicorn --port 8003 loadtests.asgi_app:app                                or :fast, wrapped
     locust -f loadtests/locustfile.py -H http://127.0.0.1:8003 Asgi
 
-Each body has its shape's name as a tag (`--tags list-of-100`). Many shapes are invalid, and fail
-without WSGIFast. Locust is one Python process. Its limit is about 2 GB/s, or a few thousand small
-responses a second. `--processes -1` uses all cores. `--master` and `--worker` use other machines.
+Each task has the name of a body's shape as its tag (`--tags list-of-100`). Many shapes are invalid,
+and fail without WSGIFast. By default, Locust is one Python process, which receives at most 2 GB/s,
+or a few thousand small responses a second. `--processes -1` uses all cores. `--master` and
+`--worker` use other machines.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Shapes(DownloadUser):
 
     host = "http://127.0.0.1:8001"
     wait_time = constant(0)
-    tasks = [  # noqa: RUF012 - locust reads it from the class
+    tasks = [  # noqa: RUF012 - Locust reads this list from the class
         tag(name)(task(_visit(f"/{name}", shape.size)))
         for name, shape in SHAPES.items()
         if shape.size

@@ -1,12 +1,13 @@
-"""Measures the cost of FastWorker's metrics, and the time to scrape eight workers under load.
+"""Measure the cost of FastWorker's metrics, and the time of a scrape of eight workers under load.
 
-The same server runs alternately with and without WSGIFAST_METRICS. The server's CPU time includes
-that of the exporter. `python -m loadtests instructions.metrics` counts only the instructions for
-recording a request.
+A scrape is a request for the metrics. The same server runs alternately with and without
+WSGIFAST_METRICS. The server's CPU time includes that of the exporter, which responds to scrapes.
+`python -m loadtests instructions.metrics` counts only the instructions for recording a request.
 
-Two starts of the same server have different memory layouts. So they differ by more than the cost of
-metrics. The cost of a request is the median difference of many pairs of new servers, each on its
-own core. A second server without metrics shows the noise.
+Each start of a server has another memory layout. So the CPU times of two starts differ by more than
+the cost of metrics. The cost for each request is the median difference of many pairs of new
+servers. Each server has one core, and the client another core. A second server without metrics
+shows the error of the measurement.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def _wait_for_workers(port: int, workers: int) -> None:
 
 
 def _scrapes(port: int, *, loaded: bool) -> Client:
-    """Return a client that scrapes again and again.
+    """Return a client that requests the metrics again and again.
 
     :param loaded: whether wrk loads the server meanwhile.
     """
@@ -96,7 +97,7 @@ def _scrape_row() -> Row:
 
 
 def _pin_server(metrics_port: int | None = None) -> Callable[[Task], None]:
-    """Return a function that warms up a server, and pins its processes to one core."""
+    """Return a function that warms up a server, and binds its processes to one core."""
 
     def make(task: Task) -> None:
         with contextlib.closing(Connection(task.address, task.path)) as connection:

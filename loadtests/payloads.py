@@ -1,4 +1,4 @@
-"""Makes the bodies of all load tests, in memory and in files. They always have the same bytes."""
+"""Make the bodies of all load tests, in memory and in files. They always have the same bytes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ REPORTS = Path(__file__).resolve().parents[1] / "reports"
 # The files of all benchmarks, which are made once.
 PAYLOADS = REPORTS / "payloads"
 MIB = 1024 * 1024
-# A field report had a response of this size: wsgiref took 16.84 s to send it as a string, and
-# 0.01 s as a list.
+# A user reported a response of this size. wsgiref sent it in 16.84 s as a string, and in 0.01 s as
+# a list.
 REPORT_BYTES = 688_128
 # This size is larger than any socket buffer, and smaller than the page cache of any machine.
 FILE_BYTES = 10 * MIB
@@ -56,7 +56,8 @@ def payload_file(size: int) -> Path:
     path = PAYLOADS / f"{size}.bin"
     if not path.exists():
         PAYLOADS.mkdir(parents=True, exist_ok=True)
-        # Several servers start at once. The rename ensures that none finds an incomplete file.
+        # Several servers may start at once. The rename ensures that no server finds an incomplete
+        # file.
         handle, name = tempfile.mkstemp(dir=PAYLOADS)
         with open(handle, "wb") as file:
             file.write(payload(size))

@@ -1,4 +1,4 @@
-"""FastWorker compared with other servers for WSGI apps.
+"""Compare FastWorker with other servers for WSGI apps.
 
 Each server has one process, and four threads if it uses threads. Install bjoern, fastwsgi and uWSGI
 for this table: `pip install bjoern fastwsgi pyuwsgi`. bjoern needs libev's headers (libev-dev).

@@ -1,8 +1,8 @@
-"""Compares gthread and FastWorker with released applications and slow clients.
+"""Compare gthread and FastWorker with released applications and slow clients.
 
 In each row, eight slow clients download a file of some megabytes at 4 KiB/s. The server has four
-threads. Meanwhile another client requests a small response, and its times are measured. The
-environments are those of loadtests.applications, in build/applications.
+threads. Meanwhile another client requests a small response again and again, and its times are
+measured. The applications run in the environments of loadtests.applications, in build/applications.
 """
 
 from __future__ import annotations

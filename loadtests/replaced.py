@@ -1,20 +1,22 @@
-"""Lost requests while a server's processes are replaced.
+"""Count lost requests while a server's processes are replaced.
 
     python -m loadtests replaced.
     python -m loadtests replaced.FastWorker --strict --profile release     a million requests
 
 Some clients send requests on keep-alive connections, others download. Meanwhile the server is
-reloaded (HUP), gets and loses a worker (TTIN, TTOU), and recycles its workers (max_requests). It is
-also replaced by a new server on the same listeners (USR2, then TERM for the old one). All requests
-are GETs. If the connection is closed before any byte of the response, the server may just have
-closed an idle connection. So the client repeats the request once, on a new connection (RFC 9112
-section 9.3.1). All other errors count as lost requests: a refused connection, a status other than
-200, a truncated or incorrect response. granian supports only HUP.
+reloaded (HUP), gets and loses a worker (TTIN, TTOU), and recycles its workers (max_requests). An
+upgrade also replaces the whole server by a new server on the same listeners (USR2, then TERM for
+the old one). All requests are GETs. If a persistent connection is closed before any byte of the
+response, the server may have closed the idle connection before the request arrived. So the client
+repeats the request once, on a new connection (RFC 9112 section 9.3.1). All other errors count as
+lost requests: a refused connection, a status other than 200, a truncated or incorrect response.
+granian supports only HUP.
 
     python -m loadtests replaced.import.
 
 These rows reload an app whose import computes for 8 s in every process (HUP). Under FastWorker and
-gthread, the only worker may also reach max_requests. The important figure is the longest response.
+gthread, there are also rows with one worker, which is replaced when it reaches max_requests. The
+important figure is the longest response.
 """
 
 from __future__ import annotations
@@ -51,22 +53,23 @@ from .servers import granian
 
 SMALL_BYTES = 1024
 DOWNLOAD_BYTES = 100 * 1024 * 1024
-# The downloads are slow, so that some are in progress at each replacement. gunicorn's arbiter waits
-# until the replaced workers have ended. So each replacement takes as long as a download.
+# The downloads are slow, so that some of them are in progress at each replacement. Since gunicorn's
+# arbiter waits until the replaced workers have ended, each replacement takes as long as a download.
 DOWNLOAD_BYTES_PER_S = 64 * 1024 * 1024
 WORKERS = 2
-# By `full`: the number of requests, the number of signals, and the maximum time in seconds.
+# Maps whether a run is long (`full`) to the number of requests, the number of signals, and the
+# maximum time in seconds.
 AMOUNTS = {False: (20_000, 20, 120.0), True: (1_000_000, 100, 1200.0)}
 # The test of a server ends after this many lost requests.
 _MAX_LOST = 1000
 # The maximum time until a server has replaced its processes after a signal.
 _REPLACED_S = 90.0
-# A new worker accepts connections this long after its start.
+# A worker counts as ready this time after its start.
 _BOOT_S = 2.0
 IMPORT_S = 8.0
-# The maximum time until two processes have imported the app one after another, and serve.
+# The maximum time for two processes that import the app one after another.
 _RELOADED_S = 2 * IMPORT_S + 8.0
-# The clients of an app with a slow import, and their pause after each response.
+# The number of clients of an app with a slow import, and their pause after each response.
 _IMPORT_CLIENTS, _IMPORT_PAUSE_S = 4, 0.01
 
 
@@ -74,7 +77,7 @@ _IMPORT_CLIENTS, _IMPORT_PAUSE_S = 4, 0.01
 class Outcome:
     """The results of all requests to one server."""
 
-    # The numbers of small responses ("answered"), downloads, and requests that were sent twice
+    # The number of small responses ("answered"), of downloads, and of requests that were sent twice
     # ("repeated").
     done: Counter[str] = field(default_factory=Counter)
     signals: Counter[str] = field(default_factory=Counter)
@@ -106,7 +109,10 @@ class RepeatingClient:
             time.sleep(max(0.0, due_at - time.monotonic()))
 
     def ask(self) -> bool:
-        """Send a request, and repeat it if allowed. Return whether the response is complete."""
+        """Send a request, and repeat it if this is allowed.
+
+        Return whether the response is complete.
+        """
         begun = time.monotonic()
         try:
             return self._send_request()
@@ -137,7 +143,8 @@ def measure(
 ) -> Outcome:  # fmt: skip
     """Send requests while processes are replaced several times, at regular intervals.
 
-    :param signals: the signals, sent one after another. USR2 stands for all signals of an upgrade.
+    :param signals: the signals to send one after another. USR2 stands for all signals of an
+        upgrade.
     :param requests: the minimum number of requests. Fewer if `longest_s` has passed.
     :param times: the number of signals.
     :param longest_s: the longest time for signals and responses.
@@ -151,7 +158,10 @@ def measure(
         deadline = time.monotonic() + longest_s
 
         def have_answered(share: float) -> bool:
-            """Wait until this share of all requests has responses. Return whether it has."""
+            """Wait until this share of all requests has responses.
+
+            Return False if this takes too long.
+            """
             while outcome.done["answered"] < requests * share:
                 if time.monotonic() > deadline or outcome.lost.total() > _MAX_LOST:
                     return False
@@ -215,7 +225,8 @@ def _send_signal(signal_number: signal.Signals, pid: int, second_pid_file: Path)
     if signal_number == signal.SIGUSR2:
         return _upgrade(pid, second_pid_file)
     if signal_number == signal.SIGHUP:
-        old_workers = min(WORKERS, len(before))  # one may have ended and not be replaced yet
+        # One worker may have ended, and may not be replaced yet.
+        old_workers = min(WORKERS, len(before))
         _wait_until(lambda: len(before - _workers(pid)) >= old_workers, "has no new workers")
     else:
         time.sleep(_BOOT_S)  # TTIN or TTOU
@@ -234,7 +245,7 @@ def _upgrade(pid: int, second_pid_file: Path) -> int:
     _wait_until(has_begun, "has no successor")
     new = int(second_pid_file.read_text())
     os.kill(pid, signal.SIGTERM)
-    # The second arbiter renames its file when the first has ended.
+    # The second arbiter renames its file when the first arbiter has ended.
     _wait_until(lambda: not second_pid_file.exists(), "goes on after TERM")
     return new
 
@@ -270,7 +281,10 @@ def _replacing(server: Server, signals: Sequence[signal.Signals]) -> Client:
 
 
 def _importing(server: Server, signal_number: int | None = None) -> Client:
-    """Return a client of an app with a slow import, which sends a signal after a second."""
+    """Return a client of an app with a slow import.
+
+    After a second, the client sends a signal to the server.
+    """
 
     def run(task: Task) -> Load:
         outcome = Outcome()
@@ -328,7 +342,7 @@ def _gunicorn(worker_class: str) -> Server:
     )  # fmt: skip
     server = gunicorn(APP, *options, worker_class=worker_class)
     # USR2 starts this command line again. With `python -m gunicorn`, the folder of gunicorn's
-    # modules would be on sys.path, and its module http would replace Python's.
+    # modules would then be on sys.path, and gunicorn's module http would replace that of Python.
     script = str(Path(sys.executable).with_name("gunicorn"))
     return replace(server, argv=(script, *server.argv[3:]))
 
@@ -348,7 +362,7 @@ def _slow_gunicorn(worker_class: str, *options: str) -> Server:
 
 
 def _recycling(worker_class: str) -> Server:
-    # So many requests cause one replacement in the time of a row.
+    # With this limit, the worker is replaced once in the time of a row.
     return _slow_gunicorn(worker_class, "--workers=1", "--max-requests=400")
 
 

@@ -1,4 +1,4 @@
-"""Servers for comparisons, configured as their documentation advises, and minimal servers.
+"""Start servers for comparisons, configured as their documentation advises, and minimal servers.
 
     python -m loadtests.servers KIND PORT [ARGUMENT ...]
 
@@ -67,16 +67,17 @@ http {{
   }}
 }}
 """
-# Adds TLS, and compression of pages at the level of wsgifast.
+# These lines add TLS, and compression of pages at the level of wsgifast.
 _NGINX_TLS = """\
 ssl_certificate {pem}; ssl_certificate_key {pem};
     gzip on; gzip_comp_level 4; types {{ text/html html; }}"""
-# From asm-generic/socket.h, in bytes a second. Python's socket module does not define it.
+# An option of sockets for the rate in bytes a second (asm-generic/socket.h). Python's socket module
+# does not define this option.
 _SO_MAX_PACING_RATE = 47
 _BLOCK_BYTES = 1 << 20
-# These sizes fit into the processor's cache.
+# A block of this size fits into the processor's cache.
 _SENT_FILE_BYTES = _RECEIVE_BYTES = 256 * 1024
-# Room for the messages of 20 MB. aiosmtpd's default is 32 MiB.
+# The rows send messages of 20 MB. The default of aiosmtpd is 32 MiB.
 _MESSAGE_LIMIT_BYTES = 64 * 1024 * 1024
 
 
@@ -163,7 +164,7 @@ def echo(sock: socket.socket) -> None:
 
 
 def _sendfile(sock: socket.socket) -> None:
-    """Send a file without an end, from the page cache."""
+    """Send the same file from the page cache, again and again."""
     with tempfile.TemporaryFile() as file:
         file.write(bytes(_SENT_FILE_BYTES))
         file.flush()
@@ -172,7 +173,7 @@ def _sendfile(sock: socket.socket) -> None:
 
 
 def _sendall(sock: socket.socket) -> None:
-    """Send blocks without an end, like most programs, with the system's defaults."""
+    """Send the same block again and again. Set no option of the socket, like most programs."""
     block = bytes(_BLOCK_BYTES)
     while True:
         sock.sendall(block)
@@ -196,7 +197,7 @@ def _receive(sock: socket.socket) -> None:
 
 
 def _sendfile_loop(port: int, file: str) -> None:
-    """Send the whole file for every request. It is the cheapest possible server in Python."""
+    """Send the whole file for every request. No server in Python can be cheaper."""
     once = select.EPOLLONESHOT
     fd = os.open(file, os.O_RDONLY)
     size = os.fstat(fd).st_size
@@ -253,12 +254,12 @@ async def _smtp(stock: bool, port: int) -> None:
     from wsgifast.mail.server import SMTPServer
 
     class Sink:
-        """Replies with the size, so that the client can check that the whole message arrived."""
+        """A handler that replies with the size. So the client can check the whole message."""
 
         async def handle_DATA(self, server: Any, session: Any, envelope: Any) -> str:
             return f"250 {len(envelope.content)}"
 
-    # The default level in production. At INFO, aiosmtpd would log each line.
+    # Usually WARNING is the level in production. At INFO, aiosmtpd would log each line.
     logging.getLogger("mail.log").setLevel(logging.ERROR)
     loop = asyncio.get_running_loop()
     options: dict[str, Any] = {"loop": loop, "hostname": "localhost"}
@@ -296,7 +297,7 @@ def _in_c(package: str, port: int) -> None:
         fastwsgi.run(wsgi_app=app, host=HOST, port=port, loglevel=0)
 
 
-# Functions of the port, and of the arguments as str.
+# Each function gets the port as an int, and the further arguments of the command line as str.
 _KINDS: dict[str, Callable[..., None]] = {
     "nginx": _become_nginx,
     "nginx-gthread": _become_nginx_before,

@@ -1,10 +1,10 @@
-"""Measures how crowds of slow clients delay a usual client, and how much memory they use.
+"""Measure how crowds of slow clients delay a usual client, and how much memory they need.
 
-A crowd runs in a separate process. The usual client runs in this process, and its times are
-reported. It sends one request after another, and every tenth request on a new connection. Each run
-has a new server. The rows `attack.` have the crowds of tests.support.slow_clients, on FastWorker,
-gthread and nginx. The rows `attack.asgi.` have the crowds that send slowly, on asgifast's
-protocols, uvicorn and granian.
+A crowd consists of many clients of one kind in a separate process. The usual client runs in this
+process, and its times are reported. It sends one request after another, and every tenth request on
+a new connection. Each run has a new server. The rows `attack.` have the crowds of
+tests.support.slow_clients, on FastWorker, gthread and nginx. The rows `attack.asgi.` have the
+crowds that send slowly, on asgifast's protocols, uvicorn and granian.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ SECONDS_FACTOR = 5
 SOCKSTAT = Path("/proc/net/sockstat")
 # An upload that takes longer has failed.
 _MAX_UPLOAD_S = {False: 60.0, True: 290.0}
-# The minimum length of a run. With fewer than 100 responses, the slowest one would be the 99th
+# The minimum length of a run. With fewer than 100 responses, the slowest response would be the 99th
 # percentile.
 MIN_S = 3.0
 OTHERS = Unit(
     "others' p99 ms", lambda m: m.latency_ms[99],
     "server CPU", lambda m: m.server_cpu_s / m.seconds, less=True,
 )  # fmt: skip
-# A warm-up, which starts all threads for example. Otherwise their memory would count for slow
-# clients.
+# A warm-up, which for example starts all threads. Otherwise the memory of the threads would count
+# as memory for slow clients.
 _WARM = raw(connections=200, requests=1, receive_bytes=65_536)
 
 
@@ -63,13 +63,14 @@ def beside_crowds(
 ) -> Client:
     """Return a usual client that sends requests while crowds of slow clients are connected.
 
-    :param crowds: for each crowd: its kind, its number of clients, and optionally its path.
+    :param crowds: the kind, the number of clients and optionally the path of each crowd.
         tests.support.slow_clients defines the kinds. If the number is None, the kind's default is
         used. If there is no path, the contender's path is used.
     :param measured_path: the path that the usual client requests. None for the contender's path.
-    :param warm_up_path: the path of many simultaneous requests before the measurement.
-    :param settle_s: the wait before the measurement. After it the kernel's buffers are full, so the
-        figures do not depend on the start of the crowd.
+    :param warm_up_path: the path of many simultaneous requests before the measurement. None for
+        `measured_path`.
+    :param settle_s: the seconds between the start of the crowds and the measurement. Meanwhile the
+        kernel's buffers become full.
     """
 
     def run(task: Task) -> Load:
@@ -118,13 +119,13 @@ def costs(pid: int) -> dict[str, int]:
 
 
 def _kernel_bytes() -> int:
-    """Return the kernel's memory for TCP: proc(5), /proc/net/sockstat."""
+    """Return the kernel's memory for TCP, from /proc/net/sockstat (see proc(5))."""
     (line,) = re.findall(r"^TCP: .* mem (\d+)", SOCKSTAT.read_text(), re.M)
     return int(line) * resource.getpagesize()
 
 
 def _temporary_bytes(process: psutil.Process) -> int:
-    """Return the size on the disk of the open files of a process that have no name."""
+    """Return the size on the disk of those open files of a process that have no name."""
     found = {}
     with contextlib.suppress(OSError):
         for link in Path(f"/proc/{process.pid}/fd").iterdir():
@@ -138,7 +139,7 @@ def _temporary_bytes(process: psutil.Process) -> int:
 def _facts(
     crowds: Sequence[tuple[int, SlowClients]], growth: Mapping[str, int]
 ) -> dict[str, float]:
-    """End crowds. Return their costs and figures, for each client or stream.
+    """End the crowds. Return their costs and figures for each client or stream.
 
     :param growth: the additional bytes, with the keys of :func:`costs`.
     """
@@ -162,7 +163,7 @@ def _facts(
 
 
 def _dropped(reported: Mapping[str, float]) -> float:
-    """Return how many connections of a crowd's clients were closed or reset."""
+    """Return how many connections of a crowd the server has closed or reset."""
     return sum(n for name, n in reported.items() if name == "ended" or name[0] == "E")
 
 
@@ -207,8 +208,8 @@ def _row(
     return beside(f"slow.{key}", title, path, *crowds, sides=sides or _pair(), **options)
 
 
-# HTTP/2 without TLS, by prior knowledge, so that the crowd needs no TLS. The other client uses
-# HTTP/1.
+# These servers support HTTP/2 without TLS (by prior knowledge), so that the crowd needs no TLS. The
+# usual client uses HTTP/1.
 _HTTP2 = _pair(*HTTP2)
 _FILE, _GENERATOR, _SMALL = "/server-wrapper", "/stream/500000", "/small/1024"
 _DOWNLOADS, _READERS, _STREAMS = "downloads", "slow readers", "readers of HTTP/2 streams"
@@ -298,7 +299,7 @@ def _attack_row(prefix: str, kind: str, path: str, sides: dict[str, Side], **opt
     )
 
 
-# The size of the upload. At 200 Mbit/s it takes 215 s, and 5 s in a short run.
+# The size of the upload. At 200 Mbit/s, the upload takes 215 s, and 5 s in a short run.
 _UPLOAD_BYTES = {False: 128 * MIB, True: 5 * 1024 * MIB}
 
 
@@ -386,7 +387,7 @@ ASGI_ATTACKS = {
 
 
 def _asgi_attack(kind: str) -> Row:
-    # The figures include the memory of the bytes that the crowd has sent in this time.
+    # The figures include the memory for the bytes that the crowd has sent during settle_s.
     options: Any = {"measured_path": "/plain", "warm_up_path": "/plain", "settle_s": 2.0}
     return _attack_row("attack.asgi", kind, ASGI_ATTACKS[kind], _ASGI_ATTACKED, **options)
 

@@ -1,4 +1,4 @@
-"""Two small apps, WSGI and ASGI, whose import computes for IMPORT_S seconds in every process."""
+"""Provide a WSGI and an ASGI app, whose import computes for IMPORT_S seconds in every process."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The cost of a slow reader: memory of the server and of the kernel, and temporary files.
+"""Measure the cost of a slow reader: memory of the server and the kernel, and temporary files.
 
     python -m loadtests slow.memory
 
 Over HTTP/1 a client reads 1,000 bytes a second of a body of 8 MB. Over HTTP/2 a client reads 4 KiB
-a second of each of 100 streams on one connection, over TLS. A compressed page has 4 MB. Idle
-connections have received one small response before.
+a second of each of 100 streams on one connection, over TLS. A compressed page has 4 MB. An idle
+connection has received one small response.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _memory_kib(load: Load) -> float:
 
 
 MEMORY = Unit("memory KiB each", _memory_kib, less=True)
-# By path: the kind of body.
+# Maps paths to the kinds of their bodies.
 BODIES = {
     "page": "a page",
     "own-blocks": "a list",

@@ -1,4 +1,7 @@
-"""Apps with StaticFiles and with WhiteNoise, which finds all files at the start by default."""
+"""Provide apps with StaticFiles and with WhiteNoise.
+
+By default, WhiteNoise finds all files at its start.
+"""
 
 from __future__ import annotations
 

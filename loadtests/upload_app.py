@@ -1,4 +1,4 @@
-"""The apps for uploads, by four frameworks: they receive a body, or a file in a form.
+"""Provide apps of four frameworks that receive an upload: a body, or a file in a form.
 
 The response contains the size, and the number of messages or reads. `starlette`, `fastapi`, `flask`
 and `django` return usual apps. `fast_starlette`, `fast_fastapi` and `fast_flask` return wrapped

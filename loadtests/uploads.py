@@ -1,10 +1,10 @@
-"""Compares servers by uploads, and measures the cost of an upload.
+"""Compare servers by uploads, and measure the cost of an upload.
 
     python -m loadtests upload.                             many small uploads, by Locust
     python -m loadtests upload.parser. --profile release    a file of 1 GiB in a form, by curl
 
-The written bytes are those that the kernel counts for the server's processes. If a file is written
-twice, it counts twice.
+The figure "written" contains the bytes that the server's processes have written, as the kernel
+counts them. If a file is written twice, its bytes count twice.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def upload(*, form: bool = False, http2: bool = False) -> Client:
         url = f"http://{task.address[0]}:{task.address[1]}{task.path}"
         option = "--form" if form else "--data-binary"
         prefix = f"{FIELD}=@" if form else "@"
-        # A warm-up with a small upload. Not a GET: uvicorn's protocol does not tell the app that a
-        # GET over HTTP/2 has no body.
+        # This warm-up is a small upload, and not a GET, because uvicorn's protocol does not tell
+        # the app that a GET over HTTP/2 has no body.
         warm = [*command, option, f"{prefix}{os.devnull}", "--output", os.devnull, url]
         subprocess.run(warm, check=True, timeout=TIMEOUT_S)
         memory, cpu = _peak_memory(task.pid, reset=True), children_cpu_s()
@@ -110,7 +110,7 @@ def _peak_memory(pid: int, *, reset: bool = False) -> int:
 
 _APPS = "loadtests.upload_app"
 _USERS = 8
-# The bodies: their titles, sizes, and form fields.
+# Maps the keys of bodies to their titles, sizes, and form fields.
 _BODIES = {
     "small": ("10 kB", 10_000, ""),
     "raw": ("1 MiB", MIB, ""),
@@ -122,7 +122,7 @@ def _asgi(app: str, *, ours: bool = False) -> Server:
     return uvicorn(f"{_APPS}:{app}", "--factory", ours=ours)
 
 
-# A larger limit than FastWorker's default, for a form of 1 GiB.
+# The limit is larger than FastWorker's default, so that a form of 1 GiB is accepted.
 ROOM = {"WSGIFAST_BODY_LIMIT_BYTES": str(8 * 1024 * MIB)}
 
 

@@ -1,8 +1,8 @@
-"""The tables for WSGI: bodies, frameworks, static files, Django, FastWorker, development servers.
+"""Define the tables for WSGI: bodies, frameworks, files, Django, FastWorker, development servers.
 
 gunicorn has one worker process and four threads, unless a row compares one worker with two. Locust
-is the client of the rows of `bodies`. The other rows have faster clients. For large files, a
-minimal loop of epoll and sendfile shows the upper bound.
+is the client of the rows of `bodies`. The other rows have clients that are faster than Locust. For
+large files, a minimal loop of epoll and sendfile shows the upper bound.
 
 Over loopback, the kernel copies a packet in the process of the server or in that of the client. So
 the client's CPU time is reported for large files too. Otherwise a server whose packets are copied
@@ -42,15 +42,15 @@ LOCUST = Locust()
 # Several users request small responses at once. A single user would measure the round-trip time.
 SMALL_USERS = 8
 # The shapes that are measured with coalesce=True.
-GATHERED = ("generator-of-1", "rows")
-# The shapes after "ticks" take a second by design, or are for other tables.
+COALESCED = ("generator-of-1", "rows")
+# The shapes from "ticks" on are for other tables.
 SHOWN = [*takewhile(lambda name: name != "ticks", SHAPES)]
 
 
 def _shape(name: str) -> Row:
-    shape, gathered = SHAPES[name], name in GATHERED
-    found = sides(APP, "gunicorn", ["gthread"], {"coalesce": True} if gathered else {})
-    text = f"{shape.text}, coalesced" if gathered else shape.text
+    shape, is_coalesced = SHAPES[name], name in COALESCED
+    found = sides(APP, "gunicorn", ["gthread"], {"coalesce": True} if is_coalesced else {})
+    text = f"{shape.text}, coalesced" if is_coalesced else shape.text
     client = LOCUST.client(SMALL_USERS if name == "small" else 1)
     return row(f"bodies.{name}", text, found, f"/{name}", client=client, body_bytes=shape.size)
 
@@ -69,13 +69,13 @@ _BODIES = [
 # --- What frameworks return
 
 
-def _flask(key: str, title: str, how: str, worker: str = "gthread", **options: Any) -> Row:
-    unit = BYTES if how in ("open", "file") else REQUESTS
-    client = raw() if how == "lines" else None
+def _flask(key: str, title: str, path: str, worker: str = "gthread", **options: Any) -> Row:
+    unit = BYTES if path in ("open", "file") else REQUESTS
+    client = raw() if path == "lines" else None
     coalesces = ", coalesce=True" if options else ""
     ours = f"WSGIFast{coalesces}{' on FastWorker' if worker == FAST else ''}"
     found = {"Flask on gthread": served(FLASK), ours: served(FLASK, options, worker_class=worker)}
-    return row(f"flask.{key}", title, found, f"/{how}", unit, client)
+    return row(f"flask.{key}", title, found, f"/{path}", unit, client)
 
 
 def static(factory: str, **options: Any) -> Server:
@@ -177,8 +177,8 @@ FILES = [
 # --- FastWorker
 
 OURS, OUR_FILES = "FastWorker", "StaticFiles on FastWorker"
-# The gain from a second worker, on a machine with two cores.
-_BOTH: dict[str, Side] = {
+# These contenders show the gain from a second worker, on a machine with two cores.
+_TWO_WORKERS: dict[str, Side] = {
     f"{name}{suffix}": pair(workers=workers)[name]
     for name in (OURS, "gthread")
     for suffix, workers in (("", 1), (", 2 workers", 2))
@@ -212,9 +212,9 @@ WORKER = table("worker", "FastWorker beside gthread, granian and nginx", [
         "nginx": nginx(),
     }, SMALL_FILE, client=wrk(32), ours=OUR_FILES),
     # wrk needs almost no CPU time in the first row, and half of the CPU time in the second.
-    row("worker.two.compute", "two workers: app computes 3 ms, 32 connections", _BOTH, "/compute",
-        client=wrk(32)),
-    row("worker.two.small-32", "two workers: 1 KiB, client on the same CPUs", _BOTH, SMALL,
+    row("worker.two.compute", "two workers: app computes 3 ms, 32 connections", _TWO_WORKERS,
+        "/compute", client=wrk(32)),
+    row("worker.two.small-32", "two workers: 1 KiB, client on the same CPUs", _TWO_WORKERS, SMALL,
         client=wrk(32)),
     *rows("worker.tls", "TLS ", pair(tls=True), [
         ("small-4", "1 KiB, 4 connections", SMALL, REQUESTS, wrk(4)),
@@ -240,18 +240,19 @@ _STOCK: dict[str, Side] = {
     "wsgifast wsgiref": _stock("fast-wsgiref"),
     "werkzeug": _stock("werkzeug"),
     "wsgifast werkzeug": _stock("fast-werkzeug"),
-    # wsgiref and Werkzeug close every connection. A new connection and thread for each request
-    # hides a delay, which http.server shows: the second small write waits until the client
-    # acknowledges the first (Nagle's algorithm). The client delays the acknowledgement by 40 ms.
+    # http.server shows a delay on persistent connections: the second small write waits until the
+    # client acknowledges the first (Nagle's algorithm). The client delays this acknowledgement by
+    # 40 ms. wsgiref and Werkzeug do not show the delay, because they close every connection after
+    # one request.
     PLAIN: small("http.server"),
     "waitress": waitress(APP),
 }
 
 
-def _before_and_after(key: str, title: str, path: str, *more: str) -> list[Row]:
-    """Return a row for wsgiref and a row for Werkzeug, with our replacements.
+def _development_rows(key: str, title: str, path: str, *more: str) -> list[Row]:
+    """Return a row for wsgiref and a row for Werkzeug, each with wsgifast's replacement.
 
-    :param more: more contenders in the row for wsgiref.
+    :param more: the names of further contenders in the row for wsgiref.
     """
     names = {"wsgiref": more, "werkzeug": ()}
     unit = BYTES if key == "large" else REQUESTS
@@ -272,11 +273,11 @@ _PAYLOADS: dict[str, Side] = {
 }
 DEVELOPMENT = [
     table("nodelay", "Development servers with and without wsgifast", [
-        *_before_and_after("small", "200 bytes with a Content-Length", "/small/200", PLAIN),
-        *_before_and_after("stream", "20 chunks of 50 bytes from a generator", "/crumbs"),
-        *_before_and_after("report", "688,128 bytes in one block", f"/whole/{REPORT_BYTES}", PLAIN),
-        *_before_and_after("file", "a file of 688,128 bytes", f"/server-wrapper/{REPORT_BYTES}"),
-        *_before_and_after("large", "a file of 64 MiB", f"/server-wrapper/{LARGE_FILE_BYTES}"),
+        *_development_rows("small", "200 bytes with a Content-Length", "/small/200", PLAIN),
+        *_development_rows("stream", "20 chunks of 50 bytes from a generator", "/crumbs"),
+        *_development_rows("report", "688,128 bytes in one block", f"/whole/{REPORT_BYTES}", PLAIN),
+        *_development_rows("file", "a file of 688,128 bytes", f"/server-wrapper/{REPORT_BYTES}"),
+        *_development_rows("large", "a file of 64 MiB", f"/server-wrapper/{LARGE_FILE_BYTES}"),
     ]),
     table("field-report-wsgiref", "wsgiref and large payloads", [
         row(f"field.wsgiref.{key}", title, _PAYLOADS, path, client=raw(), body_bytes=REPORT_BYTES)
@@ -289,16 +290,16 @@ DEVELOPMENT = [
             ("file", "an open file", f"/file/{REPORT_BYTES}"),
             ("wrapper", "a file in wsgiref's FileWrapper", f"/file-wrapper/{REPORT_BYTES}"),
         )
-    ], then=(
+    ], old_table=(
         f"Then: Python 2, one response of {REPORT_BYTES:,} bytes from wsgiref",
         ["the app returns", "s"],
         [["the string", 16.84], ["a list holding the string", 0.01], ["the open file", 0.07]],
     ), notes=[
-        "What has changed: Python 3's wsgiref refuses the string that took 17 s (an error, and no "
-        "body). The write for each chunk is still there, and a list of single bytes is the string "
-        "of then. A list holding the whole is as good as it was, an open file is still iterated "
-        "by lines; WSGIFast brings all of them to the time of the list.",
-        "What limits it today: the server, what it costs to accept a connection, parse and answer "
-        "at all. A list of single bytes still has to be walked through.",
+        "What has changed: wsgiref in Python 3 refuses the string that took 17 s, and sends no "
+        "body. It still makes a write for each chunk. So today a list of single bytes is as slow "
+        "as the string was. A list with one large block is still fast, and an open file is still "
+        "sent line by line. With WSGIFast, all these bodies take about as long as that list.",
+        "The limit today is the work of the server for each connection and request. A list of "
+        "single bytes also has to be read item by item.",
     ]),
 ]  # fmt: skip

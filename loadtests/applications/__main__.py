@@ -1,11 +1,11 @@
-"""Runs released applications without and with wsgifast, and reports worse responses.
+"""Run released applications without and with wsgifast, and report worse responses.
 
     python -m loadtests.applications                all applications: an hour, 8 GB of packages
     python -m loadtests.applications dash fava      only these applications
     python -m loadtests.applications --list
 
 Each application has its own virtual environment, in which this checkout is installed. The command
-requests the application on these servers:
+sends the same requests to the application on these servers:
 
 - twice on its usual server without wsgifast, to find responses that differ without a reason
 - in WSGIFast and on FastWorker, or in ASGIFast and on asgifast's protocol
@@ -14,8 +14,8 @@ requests the application on these servers:
 The command requests pages, their scripts, styles and images, files, and calls of APIs. It uses GET,
 HEAD, ranges, conditional requests and content codings. It compares the statuses, the decoded
 bodies, the sizes and the headers. The headers of a response to HEAD must be equal to those of the
-same server's response to GET. Headers that depend on the content coding may be omitted if the
-response to GET is compressed, or varies with Accept-Encoding.
+same server's response to GET. A response to HEAD may omit headers that depend on the content
+coding, if the response to GET is compressed or varies with Accept-Encoding.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from .environment import AGAIN, RAW, ROOT, Environment, NotRunning
 from .exchanges import PLAIN, RESPONSE_S, Exchange, Key, ask_all, compare, links
 
 _SHOWN = 8
-_MAY_END_S = 20.0
+_END_TIMEOUT_S = 20.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,15 +58,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     option(parser, "--folder", "DIR", folder, default=str(ROOT / "build" / "applications"))
     limit = "start no more servers of an application after this time"
     option(parser, "--seconds", "S", limit, default=900.0, type=seconds)
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     known = {application.name: application for application in APPLICATIONS}
-    if unknown := set(given.names) - set(known):
+    if unknown := set(options.names) - set(known):
         names = ", ".join(sorted(unknown))
         parser.error(f"no such application: {names}. --list lists all applications")
-    if given.list:
-        show("\n".join(f"{name:20} {' '.join(one.packages)}" for name, one in known.items()))
+    if options.list:
+        show("\n".join(f"{name:20} {' '.join(each.packages)}" for name, each in known.items()))
         return 0
-    chosen = [known[name] for name in given.names or known]
+    chosen = [known[name] for name in options.names or known]
     report = REPORTS / "applications.json"
     REPORTS.mkdir(parents=True, exist_ok=True)
     found = json.loads(report.read_text())["applications"] if report.exists() else {}
@@ -74,9 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with orderly_end():
         for application in chosen:
             show(f"{application.name} ...", error=True)
-            result = examined(application, Path(given.folder).resolve(), given.seconds)
+            result = examined(application, Path(options.folder).resolve(), options.seconds)
             found[application.name] = result
-            is_worse |= any(one["worse"] for one in result["contenders"].values())
+            is_worse |= any(outcome["worse"] for outcome in result["contenders"].values())
             show(_text(application.name, result))
             text = json.dumps({"machine": machine(), "applications": found}, indent=2)
             report.write_text(f"{text}\n")
@@ -112,8 +112,8 @@ def examined(application: Application, folder: Path, limit_s: float) -> dict[str
                     found |= ask_all(client, more, {})
                 # gunicorn accepts connections before it imports the app. If the import fails, wait
                 # until gunicorn ends, so that check() reports the failure.
-                if all(one.error for one in found.values()):
-                    wait_until(lambda: server.process.poll() is not None, _MAY_END_S)
+                if all(exchange.error for exchange in found.values()):
+                    wait_until(lambda: server.process.poll() is not None, _END_TIMEOUT_S)
                 server.check()
                 log = server.log_path.read_text(errors="replace")
         except ServerFailed as error:
@@ -131,8 +131,8 @@ def examined(application: Application, folder: Path, limit_s: float) -> dict[str
             outcome.worse.append(f"{outcome.tracebacks} more tracebacks in the log: {_last(log)}")
         result["contenders"][name] = asdict(outcome)
     result["statuses"] = {
-        f"{path} [{variant}]": one.error or one.status
-        for (path, variant), one in responses[RAW].items()
+        f"{path} [{variant}]": exchange.error or exchange.status
+        for (path, variant), exchange in responses[RAW].items()
         if variant == PLAIN
     }
     return result
@@ -146,14 +146,14 @@ def _last(log: str) -> str:
 
 def _text(name: str, result: dict[str, Any]) -> str:
     lines = [
-        [contender, one["same"], one["varies"], len(one["better"]), len(one["worse"])]
-        for contender, one in result["contenders"].items()
+        [contender, each["same"], each["varies"], len(each["better"]), len(each["worse"])]
+        for contender, each in result["contenders"].items()
     ]
     parts = [name]
     if lines:
         parts.append(table(["", "same", "varies without wsgifast", "better", "worse"], lines))
-    for contender, one in result["contenders"].items():
-        worse = one["worse"]
+    for contender, each in result["contenders"].items():
+        worse = each["worse"]
         parts += [f"- worse, {contender}: {text}" for text in worse[:_SHOWN]]
         if len(worse) > _SHOWN:
             parts.append(f"- worse, {contender}: and {len(worse) - _SHOWN} more")

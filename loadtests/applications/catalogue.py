@@ -1,4 +1,4 @@
-"""The released applications: their packages, the code that makes the app, and the requests."""
+"""List the released applications: their packages, the code of the app, and the requests."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ MODULE = "trial"
 class Ask:
     """A request.
 
-    :ivar once: whether the request only prepares other requests, for example by creating data. Its
-        response is not compared.
+    :ivar once: whether the request only prepares other requests, for example by creating data. The
+        response is then not compared.
     """
 
     path: str
@@ -28,7 +28,8 @@ class Application:
     """A released application.
 
     :ivar packages: the packages that pip installs.
-    :ivar source: the code of a module that makes `app`. It is imported in the application's folder.
+    :ivar source: the code of a module that makes `app`. The servers import it in the application's
+        folder.
     :ivar paths: the paths to request. The scripts, styles and images of each page are added.
     :ivar asgi: whether the usual server is uvicorn. Otherwise it is gunicorn.
     :ivar prepare: Python programs to run once in the application's folder before the first start.

@@ -1,4 +1,4 @@
-"""Installs an application, prepares its folder, and starts its servers."""
+"""Install an application, prepare its folder, and start its servers."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class NotRunning(Exception):
 
 
 class Environment:
-    """The virtual environment and the folder of an application.
+    """The virtual environment of an application, and its folder.
 
-    :ivar data: the working directory of the servers. Before each start it is restored.
+    :ivar data: the working directory of the servers. It is restored before each start.
     """
 
     def __init__(self, application: Application, folder: Path) -> None:
@@ -51,7 +51,7 @@ class Environment:
         return str(self._venv / "bin" / "python")
 
     def install(self) -> None:
-        """Install the application and this checkout, if they are not installed.
+        """Install the application and this checkout, unless they are installed.
 
         :raises NotRunning: if pip fails. The message has pip's last lines.
         """
@@ -68,7 +68,7 @@ class Environment:
         done.write_text(packages)
 
     def prepare(self) -> None:
-        """Make the folder of the application, if it does not exist.
+        """Make the folder of the application, unless it exists.
 
         :raises NotRunning: if a program of `prepare` fails.
         """
@@ -86,7 +86,7 @@ class Environment:
         done.write_text(text)
 
     def reset(self) -> None:
-        """Restore the prepared folder."""
+        """Restore `data` to its state after the preparation."""
         shutil.rmtree(self.data, ignore_errors=True)
         shutil.copytree(self._prepared, self.data, symlinks=True)
 
@@ -102,7 +102,8 @@ class Environment:
     def names(self) -> dict[str, str]:
         """Return the values of {name} placeholders in paths.
 
-        {data} is the folder. A program of `prepare` may write other values to the file "names".
+        {data} is the working directory. A program of `prepare` may write other values to the file
+        "names".
         """
         found = {"data": str(self.data)}
         with contextlib.suppress(FileNotFoundError):
@@ -121,7 +122,8 @@ class Environment:
     def contenders(self) -> Mapping[str, Server]:
         """Return the servers: the usual server twice, and the servers with wsgifast."""
         target, bind = f"{MODULE}:app", "--bind={host}:{port}"
-        # Each server has one worker, because some applications store data in its memory.
+        # Each server has one worker, because some applications store data in the memory of the
+        # worker.
         run = self.server("wsgifast", "run", bind, "--workers=1", target)
         if self._application.asgi:
             uvicorn = ("uvicorn", "--host={host}", "--port={port}",

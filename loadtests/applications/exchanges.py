@@ -1,4 +1,8 @@
-"""Sends requests in several variants, and compares the responses of two servers."""
+"""Send requests in several variants, and compare the responses of two servers.
+
+A variant has another method, a condition or another Accept-Encoding. A difference counts only if
+two runs of the usual server do not differ in the same way.
+"""
 
 from __future__ import annotations
 
@@ -18,23 +22,23 @@ _MAX_LINKS = 16
 _TOKEN_BYTES = 16  # the maximum difference between the lengths of two tokens
 _CONTEXT_BYTES = 30  # the bytes to show before and after a difference
 _RANGE = (100, 299)
-# Headers of the connection or the server, which are not compared. Content-Length is compared
-# separately.
-_OF_CONNECTIONS = {
+# Headers that describe the connection or the server, which are not compared. Content-Length is
+# compared separately.
+_CONNECTION_HEADERS = {
     "connection", "content-length", "date", "keep-alive", "server", "transfer-encoding", "via",
 }  # fmt: skip
 _TIMES = {"server-timing", "x-process-time", "x-response-time", "x-runtime"}
-_OF_CODINGS = {"content-encoding", "etag"}
+_CODING_HEADERS = {"content-encoding", "etag"}
 # Headers that a response to HEAD may omit if the body of GET may be compressed. A server need not
 # compress a body to find out its length or ETag (RFC 9110, section 9.3.2).
-_CHANGED_BY_CODING = {
+_OMITTED_BY_CODING = {
     "accept-ranges", "content-digest", "content-encoding", "content-length", "content-md5",
     "digest", "etag", "repr-digest",
 }  # fmt: skip
-# The Accept-Encoding headers of requests, by the suffix of the variant's name.
+# Maps the suffix of a variant's name to its Accept-Encoding header.
 _ACCEPTED = {"": [], " identity": [("Accept-Encoding", "identity")], " browser": [BROWSER]}
 # Headers that improve a response.
-_WELCOME = {"accept-ranges", "content-range", "etag", "last-modified", "vary"}
+_IMPROVEMENTS = {"accept-ranges", "content-range", "etag", "last-modified", "vary"}
 # Text that differs between requests or processes, and its replacement for the comparison.
 _CHANGING = [
     (re.compile(pattern), mark)
@@ -69,7 +73,7 @@ class Exchange:
         return ", ".join(v for k, v in self.headers if k.lower() == name)
 
 
-Key = tuple[str, str]  # a request, and the name of its variant
+Key = tuple[str, str]  # the request as text, and the name of its variant
 PLAIN = "GET"  # the variant with the method of the request, and without Accept-Encoding
 
 
@@ -102,30 +106,38 @@ def ask_all(
         for name, value in names.items():
             path = path.replace(f"{{{name}}}", value)
         label = path if ask.method == "GET" else f"{ask.method} {path}"
-        plain = _ask(client, path, ask)
+        plain = _send_request(client, path, ask)
         if ask.once:
             continue
         found[label, PLAIN] = plain
-        found[label, f"{PLAIN} gzip"] = _ask(client, path, ask, [("Accept-Encoding", "gzip")])
+        found[label, f"{PLAIN} gzip"] = _send_request(
+            client, path, ask, [("Accept-Encoding", "gzip")]
+        )
         for codings, accepted in _ACCEPTED.items():
             if codings:
-                found[label, PLAIN + codings] = _ask(client, path, ask, accepted)
+                found[label, PLAIN + codings] = _send_request(client, path, ask, accepted)
             if ask.method != "GET":
                 continue
             seen = found[label, PLAIN + codings]
-            found[label, f"HEAD{codings}"] = _ask(client, path, ask, accepted, method="HEAD")
-            more = [("Range", "bytes={}-{}".format(*_RANGE)), *accepted]
-            found[label, f"Range{codings}"] = _ask(client, path, ask, more)
+            found[label, f"HEAD{codings}"] = _send_request(
+                client, path, ask, accepted, method="HEAD"
+            )
+            conditions = [("Range", "bytes={}-{}".format(*_RANGE)), *accepted]
+            found[label, f"Range{codings}"] = _send_request(client, path, ask, conditions)
             if tag := seen.header("etag"):
-                more = [("If-None-Match", tag), *accepted]
-                found[label, f"If-None-Match{codings}"] = _ask(client, path, ask, more)
+                conditions = [("If-None-Match", tag), *accepted]
+                found[label, f"If-None-Match{codings}"] = _send_request(
+                    client, path, ask, conditions
+                )
             if changed := seen.header("last-modified"):
-                more = [("If-Modified-Since", changed), *accepted]
-                found[label, f"If-Modified-Since{codings}"] = _ask(client, path, ask, more)
+                conditions = [("If-Modified-Since", changed), *accepted]
+                found[label, f"If-Modified-Since{codings}"] = _send_request(
+                    client, path, ask, conditions
+                )
     return found
 
 
-def _ask(
+def _send_request(
     client: HTTPClient,
     path: str,
     ask: Ask,
@@ -152,7 +164,7 @@ _LINK = re.compile(rb"<(?:script|link|img|source)\b[^>]*?\b(?:src|href)\s*=\s*[\
 
 
 def links(found: Mapping[Key, Exchange]) -> Iterator[Ask]:
-    """Yield requests for some scripts, styles and images of the pages."""
+    """Yield requests for some scripts, styles and images in the pages."""
     seen = {path.partition("?")[0] for path, _ in found}
     kinds: dict[str, int] = {}
     for (path, variant), exchange in found.items():
@@ -186,17 +198,20 @@ def compare(
     :param ours: the responses of the contender.
     """
     outcome = Outcome()
-    for key, one in ours.items():
+    for key, exchange in ours.items():
         path, variant = key
         requested = _get(ours, key)
         if key not in raw:
-            # A conditional request. Only the contender has sent a validator.
-            if one.status == 304 or (one.status == requested.status and one.body == requested.body):
-                outcome.better.append(f"{path} [{variant}]: {one.status}")
+            # This is a conditional request, and only the contender has sent a validator.
+            if exchange.status == 304 or (exchange.status, exchange.body) == (
+                requested.status,
+                requested.body,
+            ):
+                outcome.better.append(f"{path} [{variant}]: {exchange.status}")
             else:
-                outcome.worse.append(f"{path} [{variant}]: {one.error or one.status}")
+                outcome.worse.append(f"{path} [{variant}]: {exchange.error or exchange.status}")
             continue
-        worse, better, varies = _compared(raw, again, key, one, requested)
+        worse, better, varies = _compared(raw, again, key, exchange, requested)
         outcome.worse += [f"{path} [{variant}]: {text}" for text in worse]
         outcome.better += [f"{path} [{variant}]: {text}" for text in better]
         outcome.same += not (worse or better or varies)
@@ -218,7 +233,7 @@ def _compared(
     ours: Exchange,
     full: Exchange,
 ) -> tuple[list[str], list[str], bool]:
-    """Return worse differences, better ones, and whether the response varies without wsgifast.
+    """Return disadvantages, improvements, and whether the response varies without wsgifast.
 
     :param full: the contender's response to a GET with the same Accept-Encoding.
     """
@@ -235,8 +250,8 @@ def _compared(
         if ours.header("content-encoding"):
             complete = full.sent  # the range refers to the compressed body
         start, end = _RANGE
-        part = ours.status == 206 and ours.body == complete[start : end + 1]
-        if variant.startswith("Range") and (part or ours.status == 416):
+        is_range = ours.status == 206 and ours.body == complete[start : end + 1]
+        if variant.startswith("Range") and (is_range or ours.status == 416):
             return [], [f"{ours.status} in place of {raw.status}"], False
         if variant.startswith("If-") and ours.status == 304:
             return [], [f"304 in place of {raw.status}"], False
@@ -254,20 +269,20 @@ def _compared(
     if not varies and raw.body != ours.body and _normal(raw.body) != _normal(ours.body):
         lengths = f"{len(ours.body):,} in place of {len(raw.body):,}"
         worse.append(f"other bytes, {lengths}: {_difference(raw.body, ours.body)}")
-    most = max(raw.wire_bytes, again.wire_bytes)
-    if ours.wire_bytes > most * 1.02 + 64:
-        worse.append(f"{ours.wire_bytes:,} bytes sent in place of {most:,}")
+    max_bytes = max(raw.wire_bytes, again.wire_bytes)
+    if ours.wire_bytes > max_bytes * 1.02 + 64:
+        worse.append(f"{ours.wire_bytes:,} bytes sent in place of {max_bytes:,}")
     elif ours.wire_bytes < min(raw.wire_bytes, again.wire_bytes) * 0.9:
         better.append(f"{ours.wire_bytes:,} bytes sent in place of {raw.wire_bytes:,}")
     return worse, better, varies
 
 
 def _difference(before: bytes, now: bytes) -> str:
-    """Describe the first difference of two bodies, apart from text that differs in any case."""
-    one, other = _normal(before), _normal(now)
-    at = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), 0)
+    """Describe the first difference of two bodies. Ignore text that differs at each request."""
+    old, new = _normal(before), _normal(now)
+    at = next((n for n, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), 0)
     start, end = max(0, at - _CONTEXT_BYTES), at + _CONTEXT_BYTES
-    return f"{one[start:end]!r} became {other[start:end]!r}"
+    return f"{old[start:end]!r} became {new[start:end]!r}"
 
 
 def _compared_with_get(
@@ -286,34 +301,34 @@ def _compared_with_get(
     :param raw_full: the usual server's response to GET.
     :param full: the contender's response to GET.
     :param may_omit: whether the contender's response to GET may be compressed.
-    :returns: worse and better differences.
+    :returns: the disadvantages and the improvements of the contender.
     """
     worse, better = [], []
-    names = {name.lower() for one in (raw, ours) for name, _ in one.headers}
-    for name in sorted(names - _OF_CONNECTIONS | {"content-length"}):
+    names = {name.lower() for exchange in (raw, ours) for name, _ in exchange.headers}
+    for name in sorted(names - _CONNECTION_HEADERS | {"content-length"}):
         before, now = _value(raw, name), _value(ours, name)
-        wanted = _value(full, name) if full.status == ours.status else before
-        if now and now != before and now == wanted:
+        expected = _value(full, name) if full.status == ours.status else before
+        if now and now != before and now == expected:
             better.append(f"{name}: {ours.header(name)}")
-        if _value(again, name) != before or now == (before if not now else wanted):
+        if _value(again, name) != before or now == (before if not now else expected):
             continue
-        if not now and may_omit and name in _CHANGED_BY_CODING:
+        if not now and may_omit and name in _OMITTED_BY_CODING:
             continue
         if now == before and before != _value(raw_full, name):
             continue  # HEAD also differs from GET without wsgifast
-        if name == "content-length" and now and wanted and _normal(full.body) != full.body:
+        if name == "content-length" and now and expected and _normal(full.body) != full.body:
             # A token in a page may have a different length in each response.
-            now = now if abs(int(now) - int(wanted)) > _TOKEN_BYTES else wanted
-        if now != wanted or not now:
+            now = now if abs(int(now) - int(expected)) > _TOKEN_BYTES else expected
+        if now != expected or not now:
             was = f"in place of {before or 'none'}"
-            worse.append(f"{name}: {now or 'none'} {was}, GET has {wanted or 'none'}")
+            worse.append(f"{name}: {now or 'none'} {was}, GET has {expected or 'none'}")
     return worse, better
 
 
 def _compared_headers(
     raw: Exchange, again: Exchange, ours: Exchange, full: Exchange
 ) -> tuple[list[str], list[str]]:
-    """Return worse and better differences between the headers.
+    """Return the disadvantages and the improvements of the contender's headers.
 
     :param full: the contender's response to a GET with the same Accept-Encoding.
     """
@@ -326,16 +341,16 @@ def _compared_headers(
         better.append(f"content-encoding: {ours.header('content-encoding')}")
         if "accept-encoding" not in _tokens(ours.header("vary")):
             worse.append("a compressed body without Vary: Accept-Encoding")
-    names = {name.lower() for one in (raw, ours) for name, _ in one.headers}
-    for name in sorted(names - _OF_CONNECTIONS):
+    names = {name.lower() for exchange in (raw, ours) for name, _ in exchange.headers}
+    for name in sorted(names - _CONNECTION_HEADERS):
         before, now = _value(raw, name), _value(ours, name)
         if before == now or _value(again, name) != before:
             continue
-        if now and not before and name in _WELCOME:
+        if now and not before and name in _IMPROVEMENTS:
             better.append(f"{name}: {ours.header(name)}")
         elif name == "vary" and _tokens(before) <= _tokens(now):
             better.append(f"vary: {now}")
-        elif is_compressed and (name == "accept-ranges" or (now and name in _OF_CODINGS)):
+        elif is_compressed and (name == "accept-ranges" or (now and name in _CODING_HEADERS)):
             continue  # a compressed body has another ETag, and may not support ranges
         else:
             worse.append(f"{name}: {now or 'none'} in place of {before or 'none'}")

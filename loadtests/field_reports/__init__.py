@@ -1,4 +1,4 @@
-"""Five old field reports, measured again.
+"""Measure five old field reports again. A field report is a user's description of a slow program.
 
-Each module has a table with the old figures, the present figures and the differences.
+Each module defines tables with the old figures, the present figures and the differences.
 """

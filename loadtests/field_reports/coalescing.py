@@ -1,8 +1,8 @@
-"""Field report 4: Nagle's algorithm, TCP_NODELAY and coalescing writers, compared.
+"""Measure field report 4: Nagle's algorithm, TCP_NODELAY and coalescing writers.
 
 One thread, several threads, or asyncio tasks send messages to an echo server. The number of
-messages without a response is limited. A sender records the time of each write and of each
-response, and returns the latencies of all messages.
+messages without a response is limited. The time of each write and of each response is recorded, to
+compute the latencies of all messages.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from wsgifast.sockets import AsyncCoalescingWriter, CoalescingWriter, SharedCoal
 from ..harness.tables import Client, Task, Unit
 
 MESSAGE_BYTES = 32
-# The most messages without a response. It is enough to keep both processes busy, and too few for a
-# long queue, which would increase the latency.
+# The maximum number of messages without a response. So many messages keep both processes busy. A
+# longer queue would increase the latency.
 DEPTH = 256
 _SENDERS = 4
 MODES = ("coalescing", "no_delay", "nagle", "TCP_CORK", "MSG_MORE")
@@ -110,7 +110,7 @@ class _Arrivals:
         """Return the latency of each message. Responses arrive in the order of the messages."""
         result: list[int] = []
         for count, at in self._steps:
-            result += [at - when for when in sent[len(result) : count]]
+            result += [at - sent_at for sent_at in sent[len(result) : count]]
         return result
 
 
@@ -122,8 +122,8 @@ class _Sender:
         self.sent = array("q", bytes(8 * messages))
         self.arrivals = _Arrivals()
         self._write = write
-        self._room = threading.Event()
-        self._is_over = False
+        self._may_send = threading.Event()
+        self._is_ended = False
 
     def run(self) -> None:
         message = bytes([self.number]) * MESSAGE_BYTES
@@ -131,11 +131,11 @@ class _Sender:
         depth = DEPTH // _SENDERS
         for index in range(len(sent)):
             while index - arrivals.total // MESSAGE_BYTES >= depth:
-                self._room.clear()
-                if self._is_over:
+                self._may_send.clear()
+                if self._is_ended:
                     return
                 if index - arrivals.total // MESSAGE_BYTES >= depth:
-                    self._room.wait()
+                    self._may_send.wait()
             sent[index] = now()
             try:
                 write(message)
@@ -144,14 +144,14 @@ class _Sender:
 
     def end(self) -> None:
         """Stop sending, without waiting for responses."""
-        self._is_over = True
-        self._room.set()
+        self._is_ended = True
+        self._may_send.set()
 
     def answered(self, count: int, at: int) -> None:
         if count:
             self.arrivals.add(count * MESSAGE_BYTES, at)
-            if not self._room.is_set():
-                self._room.set()
+            if not self._may_send.is_set():
+                self._may_send.set()
 
 
 def _connected(address: Address, mode: str) -> socket.socket:
@@ -219,7 +219,7 @@ async def _run_async(address: Address, mode: str, messages: int) -> list[int]:
             if not ended.done():
                 ended.set_exception(exc or ConnectionError("the echo server closed"))
 
-    # The transport has set TCP_NODELAY. Override it for the mode.
+    # The transport has set TCP_NODELAY. For the mode "nagle", reset the option.
     transport, _ = await loop.create_connection(ResponseReader, *address)
     sock = transport.get_extra_info("socket")
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, int(mode != "nagle"))
@@ -246,7 +246,7 @@ async def _run_async(address: Address, mode: str, messages: int) -> list[int]:
     return sorted(arrivals.latencies(sent))
 
 
-# Functions of the server's address, of one of MODES, and of the number of messages.
+# Each function gets the server's address, one of MODES, and the number of messages.
 SENDERS: dict[str, Callable[[Address, str, int], list[int]]] = {
     "simple": run_simple,
     "threaded": run_threaded,
@@ -280,7 +280,7 @@ TABLE = table(
         row(
             f"field.coalescing.{sender}",
             f"{sender}: messages of {MESSAGE_BYTES} bytes",
-            # MSG_MORE and TCP_CORK are possible only if one thread knows the end of a batch.
+            # MSG_MORE and TCP_CORK need a thread that knows the end of a batch.
             {
                 mode: (small("echo"), _send(sender, mode))
                 for mode in (MODES if sender == "simple" else MODES[:3])
@@ -290,7 +290,7 @@ TABLE = table(
         )
         for sender in SENDERS
     ],
-    then=(
+    old_table=(
         "Then: Python 3.7, 1,000,000 messages to a local server",
         ["", "run time s", "op/s", "min us", "max ms", "avg us", "p99 us", "p99.99 ms"],
         [

@@ -1,4 +1,4 @@
-"""Field reports 2 and 3: imports of mail by IMAP's APPEND, and mail by SMTP.
+"""Measure field reports 2 and 3: imports of mail by IMAP's APPEND, and mail by SMTP.
 
 - imaplib and wsgifast.mail.IMAP4 with a real Dovecot, directly and through a TCP forwarder.
 - smtplib with aiosmtpd, and wsgifast.mail's client with its server, by DATA and by BDAT.
@@ -30,8 +30,8 @@ from ..harness.tables import BYTES, REQUESTS, Client, Row, Task
 
 # A typical message without an attachment: 1 kB.
 MESSAGE = b"From: a@example.com\r\nSubject: import\r\n\r\n" + (b"x" * 76 + b"\r\n") * 12
-# A run ends after this number of messages, or after this time. At 40 ms each, 5,000 would take
-# minutes.
+# A run ends after this number of messages, or after this time. With a delay of 40 ms for each
+# message, 5,000 messages would take minutes.
 APPENDS = {False: 300, True: 5_000}
 APPEND_S = {False: 1.0, True: 20.0}
 LARGE_BYTES = 20_000_000
@@ -44,7 +44,8 @@ def append(client_class: type[imaplib.IMAP4], *, forwarded: bool) -> Client:
 
     def run(task: Task) -> Load:
         with _dovecot(forwarded) as port, client_class(HOST, port) as client:
-            client.login(secrets.token_hex(8), PASSWORD)  # every name has a mailbox
+            # The server makes a mailbox for every name.
+            client.login(secrets.token_hex(8), PASSWORD)
             cpu, started = time.process_time(), time.perf_counter()
             done = 0
             while done < APPENDS[task.full] and time.perf_counter() - started < APPEND_S[task.full]:
@@ -88,7 +89,7 @@ APPEND = table(
         _append_row("direct", "APPEND of 1 kB into Dovecot", forwarded=False),
         _append_row("forwarded", "APPEND of 1 kB behind a TCP forwarder", forwarded=True),
     ],
-    then=(
+    old_table=(
         "Then: Python 2, import of 5,000 messages by APPEND",
         ["", "s", "messages/s", "ms each"],
         [
@@ -98,24 +99,24 @@ APPEND = table(
         ],
     ),
     notes=[
-        "What has changed: not imaplib, which still sends a literal and its line end in two small "
-        "writes. Dovecot has: it asks its kernel for quick acknowledgements (TCP_QUICKACK), so "
-        "that the second write need not wait, and the stall is gone there. Behind a plain TCP "
-        "forwarder, or with a server that does not ask, it is what it was: 40 ms for each message.",
-        "What limits it today: Dovecot.",
+        "What has changed: Dovecot asks its kernel for quick acknowledgements (TCP_QUICKACK). So "
+        "the second of two small writes no longer waits. imaplib has not changed: it still sends "
+        "a literal and its line end in two small writes. Behind a TCP forwarder, or with a server "
+        "without TCP_QUICKACK, each message still takes 40 ms.",
+        "The limit today is Dovecot.",
     ],
 )
 
 
 class DataOnly(SMTP):
-    """Our client without BDAT."""
+    """wsgifast's client without BDAT."""
 
     chunking = False
 
 
 @cache
 def attachment(size: int) -> bytes:
-    """Return a message with an attachment: headers, and base64 in lines of 76."""
+    """Return a message with an attachment: headers, and base64 in lines of 76 characters."""
     headers = b"From: a@example.com\r\nTo: b@example.com\r\nSubject: A file.\r\n\r\n"
     body = base64.encodebytes(os.urandom(size * 3 // 4)).replace(b"\n", b"\r\n")
     return (headers + body)[: size - 2] + b"\r\n"
@@ -133,12 +134,12 @@ def deliver(
     make: Callable[[int], bytes],
     size: int,
     messages: int,
-    few: int,
+    short_messages: int,
 ) -> Client:
-    """Return a client that sends messages on one connection. The first one is not measured.
+    """Return a client that sends messages on one connection. The first message is not measured.
 
     :param messages: the number of messages in a full run.
-    :param few: the number of messages in a short run.
+    :param short_messages: the number of messages in a short run.
     """
 
     def run(task: Task) -> Load:
@@ -147,7 +148,7 @@ def deliver(
             client.sendmail("a@example.com", ["b@example.com"], message)
             cpu, started = time.process_time(), time.perf_counter()
             done = 0
-            while done < (messages if task.full else few):
+            while done < (messages if task.full else short_messages):
                 client.sendmail("a@example.com", ["b@example.com"], message)
                 done += 1
                 if time.perf_counter() - started > DELIVER_S:
@@ -159,7 +160,12 @@ def deliver(
 
 
 def _deliver_row(
-    key: str, title: str, make: Callable[[int], bytes], size: int, messages: int, few: int
+    key: str,
+    title: str,
+    make: Callable[[int], bytes],
+    size: int,
+    messages: int,
+    short_messages: int,
 ) -> Row:
     sides: dict[str, tuple[str, type[smtplib.SMTP]]] = {
         "smtplib, aiosmtpd": ("smtp-stock", smtplib.SMTP),
@@ -167,7 +173,7 @@ def _deliver_row(
         "wsgifast, BDAT": ("smtp-fast", SMTP),
     }
     contenders = {
-        name: (small(server), deliver(client, make, size, messages, few))
+        name: (small(server), deliver(client, make, size, messages, short_messages))
         for name, (server, client) in sides.items()
     }
     unit = BYTES if size == LARGE_BYTES else REQUESTS
@@ -182,7 +188,7 @@ DELIVERY = table(
         _deliver_row("prose", "20 MB, a dot before each line", prose, LARGE_BYTES, 2, 1),
         _deliver_row("small", "messages of 1 kB", attachment, SMALL_BYTES, 10_000, 500),
     ],
-    then=(
+    old_table=(
         "Then: Python 2, client and server on one machine",
         ["", "MB/s", "gain"],
         [["before", 15.0, None], ["after", 220.0, "14x"]],

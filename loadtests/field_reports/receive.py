@@ -1,4 +1,4 @@
-"""Field report 5: receive a large block in one call, into one buffer (socketrecvall)."""
+"""Measure field report 5: receive a large block in one call, into one buffer (socketrecvall)."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ LARGE_BYTES = {False: 64 << 20, True: 1 << 30}
 # These blocks are not measured. They open the TCP window of a new connection.
 WARM_UP_BLOCKS = 4
 
-# A Receive receives a number of bytes. A Make makes the reused objects for this number, and returns
-# a Receive.
+# A Receive is a function that receives a number of bytes. A Make is a function that makes the
+# reused objects for this number, and returns a Receive.
 Receive = Callable[[socket.socket, int, ReceiveCount], object]
 Make = Callable[[int], Receive]
-# Another thread or process that is busy during the receives.
-Company = Callable[[], contextlib.AbstractContextManager[object]]
+# A context manager that keeps another thread or process busy during the receives.
+BackgroundLoad = Callable[[], contextlib.AbstractContextManager[object]]
 
 
 def join_pieces(sock: socket.socket, size: int, count: ReceiveCount) -> bytes:
     """Receive in small pieces, and join them, like most code."""
     pieces = []
-    left = size
-    while left:
-        piece = sock.recv(min(left, PIECE_BYTES))
+    missing = size
+    while missing:
+        piece = sock.recv(min(missing, PIECE_BYTES))
         count.calls += 1
         if not piece:
             raise ConnectionError("the stream ended")
-        left -= len(piece)
+        missing -= len(piece)
         pieces.append(piece)
     return b"".join(pieces)
 
 
 def read_file(sock: socket.socket, size: int, count: ReceiveCount) -> bytes:
-    """Receive with the standard library's makefile(). It reads ahead."""
+    """Receive with the standard library's makefile(), which reads ahead."""
     with sock.makefile("rb") as file:
         return file.read(size)
 
@@ -62,7 +62,7 @@ def whole(
 
 
 def new_bound(sock: socket.socket, size: int, count: ReceiveCount) -> mmap.mmap:
-    """Receive in a loop into new memory, which the kernel must provide."""
+    """Receive in a loop into new memory, which the kernel has to provide."""
     buffer = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with memoryview(buffer) as view:
         _loop(sock, view, count)
@@ -70,25 +70,25 @@ def new_bound(sock: socket.socket, size: int, count: ReceiveCount) -> mmap.mmap:
 
 
 def bound(size: int) -> Receive:
-    """Return a loop over recv_into() into one used buffer."""
+    """Return a function that receives in a loop into one used buffer."""
     view = memoryview(bytearray(b"x") * size)
     return lambda sock, size, count: _loop(sock, view[:size], count)
 
 
 def into(size: int) -> Receive:
-    """Return recv_exactly_into() into one used buffer."""
+    """Return a function that calls recv_exactly_into() for one used buffer."""
     view = memoryview(bytearray(b"x") * size)
     return lambda sock, size, count: recv_exactly_into(sock, view[:size], count=count)
 
 
 def _loop(sock: socket.socket, view: memoryview, count: ReceiveCount) -> None:
-    got = 0
-    while got < len(view):
-        received = sock.recv_into(view[got:])
+    received_bytes = 0
+    while received_bytes < len(view):
+        received = sock.recv_into(view[received_bytes:])
         count.calls += 1
         if not received:
             raise ConnectionError("the stream ended")
-        got += received
+        received_bytes += received
 
 
 @contextlib.contextmanager
@@ -112,7 +112,7 @@ def busy_thread() -> Iterator[None]:
 
 @contextlib.contextmanager
 def busy_process() -> Iterator[None]:
-    """Run a process that computes. It uses a processor, but not the GIL of this process."""
+    """Run a process that computes. It needs a processor, but not the GIL of this process."""
     command = [sys.executable, "-S", "-c", "print(flush=True)\nwhile True: pass"]
     with started(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None  # stdout is a pipe
@@ -121,14 +121,14 @@ def busy_process() -> Iterator[None]:
 
 
 def receiving(
-    make: Make, company: Company = contextlib.nullcontext, *, large: bool = False
+    make: Make, load: BackgroundLoad = contextlib.nullcontext, *, large: bool = False
 ) -> Client:
     """Return a client that receives blocks for the task's time, or one large block."""
 
     def run(task: Task) -> Load:
         size = LARGE_BYTES[task.full] if large else BLOCK_BYTES
         receive, count = make(size), ReceiveCount()
-        with company(), socket.create_connection(task.address) as sock:
+        with load(), socket.create_connection(task.address) as sock:
             for _ in range(WARM_UP_BLOCKS):
                 receive(sock, BLOCK_BYTES, count)
             count.calls = blocks = 0
@@ -151,7 +151,8 @@ MAKING_A_BUFFER: dict[str, Make] = {
     "makefile().read()": lambda size: read_file,
     "recv_exactly, with a deadline": lambda size: partial(whole, timeout=60.0),
 }
-# The memory allocator returns the same 2 MB again and again. So all of them use used memory.
+# The memory allocator returns the same 2 MB again and again. So all these functions receive into
+# used memory.
 BLOCKS: dict[str, Make] = {**MAKING_A_BUFFER, OURS_INTO: into, BOUND: bound}
 NEW: dict[str, Make] = {**MAKING_A_BUFFER, BOUND: lambda size: new_bound}
 USED: dict[str, Make] = {OURS_INTO: into, BOUND: bound}
@@ -160,7 +161,7 @@ USED: dict[str, Make] = {OURS_INTO: into, BOUND: bound}
 def _row(
     key: str,
     title: str,
-    ways: dict[str, Make],
+    receivers: dict[str, Make],
     *sender: str,
     large: bool = False,
     busy: bool = False,
@@ -168,18 +169,20 @@ def _row(
     """Return a row.
 
     :param sender: the kind of the server, and the rate of its link in Mbit/s.
-    :param busy: whether a thread computes meanwhile. For the bound, a process computes.
+    :param busy: whether a thread computes meanwhile. For the upper bound, a process computes.
     """
     server = small(*sender)
 
-    def beside(name: str, company: Company) -> tuple[Server, Client]:
-        company = company if busy else contextlib.nullcontext
-        return server, receiving(ways[name], company, large=large)
+    def contender(name: str, load: BackgroundLoad) -> tuple[Server, Client]:
+        load = load if busy else contextlib.nullcontext
+        return server, receiving(receivers[name], load, large=large)
 
-    sides = {name: beside(name, busy_process if name == BOUND else busy_thread) for name in ways}
+    sides = {
+        name: contender(name, busy_process if name == BOUND else busy_thread) for name in receivers
+    }
     if busy:
-        sides["recv_into in a loop"] = beside(BOUND, busy_thread)
-    ours = OURS if OURS in ways else OURS_INTO
+        sides["recv_into in a loop"] = contender(BOUND, busy_thread)
+    ours = OURS if OURS in receivers else OURS_INTO
     return row(f"field.receive.{key}", title, sides, unit=RECEIVED, ours=ours)
 
 
@@ -204,7 +207,7 @@ TABLE = table(
             "10000", large=True, busy=True,
         ),
     ],
-    then=(
+    old_table=(
         "Then: Python 2.2, an endless stream of blocks of 2 MB over links of up to 100 Mbit/s",
         ["", "gain"],
         [["recv and join", 1], ["recvall, the loop in C", 15]],
@@ -213,9 +216,9 @@ TABLE = table(
         "In the rows with a busy thread, the upper bound is measured with a busy process.",
         "What has changed: every way to receive is fast enough for a link of 100 Mbit/s. If no "
         "other thread needs the interpreter, recv_into() in a loop is about as fast as one call. "
-        "With a busy thread the old report is still right. Each call may wait 5 ms for the "
-        "interpreter lock. So recv() of small pieces may reach only a fiftieth of 1 Gbit/s. The "
-        "loss is smaller if the other thread wakes slowly. One call for the whole size reaches the "
+        "With a busy thread, the old report is still right, because each call may wait 5 ms for "
+        "the interpreter lock. So recv() of small pieces may reach only a fiftieth of 1 Gbit/s. "
+        "The loss is smaller if the other thread wakes slowly. One call for the whole size reaches the "
         "full rate. A large receive needs new memory. With a reused buffer it is at least twice as "
         "fast.",
         "The limit today is the link. Over loopback, the kernel copies the bytes, and provides new "

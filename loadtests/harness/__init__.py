@@ -1,8 +1,8 @@
-"""Runs the comparisons of the load tests. It uses the modules of `wsgifast bench`.
+"""Run the comparisons of the load tests, with the modules of `wsgifast bench`.
 
-A table consists of rows. A row compares contenders, which are servers. Their runs alternate
-(A B A B ...), because absolute figures differ from minute to minute. The report has the median of
-each contender, and the median and the spread of the ratios of consecutive runs::
+A table consists of rows. A row compares contenders, which are servers or clients. Their runs
+alternate (A B A B ...), because absolute figures differ from minute to minute. The report has the
+median of each contender, and the median and the spread of the ratios of consecutive runs::
 
     contenders = (
         Contender("gthread", gunicorn("module:app"), "/small"),

@@ -1,4 +1,4 @@
-"""Locust as a client that can also upload, and can store Locust's HTML reports."""
+"""Provide Locust as a client that can also upload, and can store Locust's HTML reports."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ class Locust(locust_client.Locust):
         :param posts: the size of the bodies of POST requests in bytes. 0 to send GET requests.
         :param form: the name of the form field that contains the body as a file. "" to send no
             form.
-        :param reports: an existing folder for Locust's HTML reports, see :func:`report_name`. A
-            later run of a contender replaces the report of an earlier run.
+        :param reports: an existing folder for Locust's HTML reports. For the names of the files,
+            see :func:`report_name`. A later run of a contender replaces the report of an earlier
+            run.
         """
 
         def load(task: Task) -> Load:

@@ -1,4 +1,4 @@
-"""A process of Locust whose users can also upload."""
+"""Run Locust in a process of its own, with users that can also upload."""
 
 from __future__ import annotations
 
@@ -48,21 +48,21 @@ def _form(field: str, size: int) -> tuple[bytes, str]:
 
 
 def _write_report(environment: Environment, run: Run) -> None:
-    """Write Locust's HTML report of a run, with the path as the name and times in milliseconds."""
+    """Write Locust's HTML report of a run. Show the path as the name, and times in milliseconds."""
     if not run.report:
         return
     entries: list[Any] = [*environment.stats.entries.values(), environment.stats.total]
     for each in entries:
         each.name = {GOOD: run.path, FAILED: f"{run.path} (failed)"}.get(each.name, each.name)
-        to_ms = CLOCK / 1e3
+        clocks_per_ms = CLOCK / 1e3
         times = Counter[float]()
         for time_us, count in each.response_times.items():
-            times[time_us / to_ms] += count
+            times[time_us / clocks_per_ms] += count
         each.response_times = dict(times)
-        each.total_response_time /= to_ms
-        each.max_response_time /= to_ms
+        each.total_response_time /= clocks_per_ms
+        each.max_response_time /= clocks_per_ms
         if each.min_response_time is not None:
-            each.min_response_time /= to_ms
+            each.min_response_time /= clocks_per_ms
     page: str = get_html_report(environment)  # type: ignore[no-untyped-call]
     Path(run.report).write_text(page, encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""Describes the machine on which the load tests run."""
+"""Describe the machine on which the load tests run."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from wsgifast.commands.bench import report
 
-# The algorithm matters even over loopback: BBR uses timers to pace large bodies
-# (docs/explanation/sendfile.md).
+# The kernel's congestion control affects the figures even over loopback, because BBR delays the
+# packets of large bodies (docs/explanation/sendfile.md).
 _CONGESTION_CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 

@@ -1,4 +1,4 @@
-"""Formats results as text, as JSON and as an HTML page."""
+"""Format results as text, as JSON and as an HTML page."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def rows_figures(results: Sequence[Result], profile: Profile, when: str) -> dict
 
 
 def grids(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[Grid]:
-    """Yield a table of cells for each unit.
+    """Yield a table of cells for each unit and cost.
 
     :param rows: maps the keys of rows to figures, from :meth:`.results.Result.figures` or JSON.
     """
@@ -51,7 +51,7 @@ def grids(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[Grid]:
 
 
 def _cells(name: str, contenders: Mapping[str, Any]) -> dict[str, object]:
-    """Return the cells of a contender, by the titles of their columns."""
+    """Return the cells of a contender. The keys are the titles of their columns."""
     found: dict[str, object] = {}
     compressed = any(each.get("body", {}).get("coding") for each in contenders.values())
     for title, cell in report.contender_cells(name, contenders).items():
@@ -63,7 +63,10 @@ def _cells(name: str, contenders: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _our_cells(name: str, contenders: Mapping[str, Any]) -> dict[str, object]:
-    """Return the cells of a contender in a row with `ours`, where ratios have another base."""
+    """Return the cells of a contender in a row with `ours`.
+
+    Its ratios have `ours` as the numerator.
+    """
     cells = _cells(name, contenders).items()
     return {
         title.replace("ratio", _OURS) if title.split()[-1] == "ratio" else title: cell
@@ -78,7 +81,7 @@ def as_html(title: str, parts: Sequence[tuple[Table, Sequence[Result]]]) -> str:
 
 def _section(table: Table, results: Sequence[Result]) -> str:
     before = ""
-    if table.then is not None:
-        caption, columns, lines = table.then
+    if table.old_table is not None:
+        caption, columns, lines = table.old_table
         before = f"<h3>{page.escaped(caption)}</h3>{html_table(columns, lines)}"
     return report.section(table.title, grids(_figures(results)), results, table.notes, before)

@@ -1,4 +1,4 @@
-"""Computes the results of a row: medians, ratios and differences of its contenders."""
+"""Compute the results of a row: medians, ratios and differences of its contenders."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from .tables import Row
 
 # In a normal distribution, the distance of the quartiles is 1.349 standard deviations. The standard
 # error of the median of n values is 1.253 standard deviations / sqrt(n).
-_ERROR_OF_QUARTILES = 1.253 / 1.349
+_ERROR_PER_RANGE = 1.253 / 1.349
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The figure of a contender minus the figure of the base, as the median over the rounds.
+    """The median over the rounds of a contender's figure minus the base's figure.
 
-    The difference of a round is computed from two consecutive runs, like a ratio.
+    Like a ratio, the difference of a round is computed from two consecutive runs.
 
     :ivar low: the lower quartile of the differences.
-    :ivar high: the upper quartile.
+    :ivar high: the upper quartile of the differences.
     :ivar error: the standard error of the median, computed from the quartiles.
     """
 
@@ -45,10 +45,10 @@ class Difference:
         :raises ValueError: if there are no rounds, or the numbers of rounds differ.
         """
         pairs = zip(contender, base, strict=True)
-        if len(found := [one - other for one, other in pairs]) == 1:
+        if len(found := [minuend - subtrahend for minuend, subtrahend in pairs]) == 1:
             found *= 2  # quartiles need two values
         low, middle, high = quantiles(found, n=4, method="inclusive")
-        return cls(middle, low, high, _ERROR_OF_QUARTILES * (high - low) / sqrt(len(found)))
+        return cls(middle, low, high, _ERROR_PER_RANGE * (high - low) / sqrt(len(found)))
 
     def __str__(self) -> str:
         low, high, error = map(number_text, (self.low, self.high, self.error))
@@ -85,7 +85,10 @@ class Result(results.Result):
         return self.row.unit.cost(load) if self.row.unit.cost else 0.0
 
     def ratio(self, name: str, figure: Callable[[Load], float]) -> Ratio | None:
-        """Return the ratio of a contender to the first one. With `ours`, of ours to a contender."""
+        """Return the ratio of a contender to the base.
+
+        With `ours`, return the ratio of ours to it.
+        """
         if not self.row.ours or name == self.base:
             return super().ratio(name, figure)
         return self.divided(self.base, name, figure)
@@ -93,11 +96,11 @@ class Result(results.Result):
     def difference(self, name: str) -> Difference | None:
         """Return the figure of a contender minus that of the first contender.
 
-        None for the first contender, and if one of both contenders failed in each round.
+        None for the first contender itself, and if no round has figures of both contenders.
         """
         first = next(iter(self.runs))
-        both = self.pairs(name, first, self.rate) if name != first else None
-        return Difference.of(*zip(*both, strict=True)) if both else None
+        pairs = self.pairs(name, first, self.rate) if name != first else None
+        return Difference.of(*zip(*pairs, strict=True)) if pairs else None
 
     def facts(self, name: str) -> dict[str, float]:
         """Return the medians of a contender's additional figures."""

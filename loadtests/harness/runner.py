@@ -1,4 +1,4 @@
-"""Runs the rows of tables, and writes their reports."""
+"""Run the rows of tables, and write their reports."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _task(servers: Servers, contender: Contender, row: Row, profile: Profile, fo
 def _first_responses(
     servers: Servers, row: Row, tasks: Mapping[str, Task]
 ) -> tuple[dict[str, FirstResponse], bool]:
-    """Request each contender once, if it has a running server and the row's client."""
+    """Request each contender once that has a running server and the row's client."""
     requested = {
         c.name: c.server
         for c in row.contenders
@@ -98,7 +98,7 @@ def _first_responses(
 
 
 def _measure(servers: Servers, contender: Contender, row: Row, task: Task) -> Load:
-    """Make one run."""
+    """Make one run of a contender."""
     client = contender.client or row.client
     if contender.server is None:
         contender.ready(task)
@@ -125,9 +125,9 @@ def measure(
     """Run tables. Print each table, write it to FOLDER/NAME.json, and write an HTML page.
 
     :param host: the address that the servers listen on.
-    :param page_name: the file name of the page. By default the name of the first table.
+    :param page_name: the file name of the page. By default, the name of the first table.
     :param keep_rows: whether FOLDER/NAME.json keeps rows that this run does not measure.
-    :returns: the results, and an exit status, see `all_results()`.
+    :returns: the results, and the exit status of `all_results()`.
     """
     parts: list[tuple[Table, list[Result]]] = []
     status = 0

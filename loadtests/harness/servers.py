@@ -1,4 +1,4 @@
-"""gunicorn and uvicorn as contenders."""
+"""Make the commands of gunicorn and uvicorn as contenders."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def gunicorn(
     tls: bool = False,
     env: Mapping[str, str] | None = None,
 ) -> Server:
-    """Return gunicorn's command. With one worker, the client has a core of a small machine too.
+    """Return gunicorn's command. By default, it has one worker, so that the client also has a core.
 
     :param app: "module:app", or "module:factory('argument')".
-    :param options: added at the end, such as "--no-sendfile".
-    :param tls: use the certificate "{folder}/server.pem".
+    :param options: further options, such as "--no-sendfile".
+    :param tls: whether to use TLS with the certificate "{folder}/server.pem".
     """
     pem = ("--certfile", "{folder}/server.pem", "--keyfile", "{folder}/server.pem")
     return Server(
@@ -39,7 +39,7 @@ def uvicorn(
 ) -> Server:
     """Return uvicorn's command. uvicorn uses uvloop and httptools if they are installed.
 
-    :param ours: use asgifast's protocol.
+    :param ours: whether to use asgifast's protocol.
     """
     protocol = (f"--http={OUR_PROTOCOL}",) if ours else ()
     return Server((*UVICORN, *protocol, *options, app), tuple((env or {}).items()))

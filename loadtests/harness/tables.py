@@ -1,4 +1,4 @@
-"""Describes comparisons: tables, their rows, the contenders and the units."""
+"""Define the parts of a comparison: tables, their rows, the contenders and the units."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class Contender:
     """A server that a row compares with others.
 
     :ivar server: the server. None if the client needs no server.
-    :ivar client: a client in place of the row's client. The server then gets no request before the
-        first run.
+    :ivar client: a client in place of the row's client. A server with its own client gets no
+        request before the first run.
     :ivar fresh: whether each run gets a new server, because figures depend on earlier requests.
-    :ivar ready: called before each run. The call is not measured.
+    :ivar ready: a function that is called before each run. The call is not measured.
     """
 
     name: str
@@ -57,8 +57,9 @@ class Contender:
 class Unit:
     """The unit of a figure, and the unit of its cost.
 
-    :ivar rate: returns the figure to compare, such as requests per second.
-    :ivar cost: returns the server's CPU time, such as that of a request. None to report no cost.
+    :ivar rate: a function that returns the figure to compare, such as requests per second.
+    :ivar cost: a function that returns the server's CPU time, such as that of a request. None to
+        report no cost.
     :ivar difference: whether to report the difference from the first contender.
     :ivar less: whether smaller figures are better.
     """
@@ -93,10 +94,11 @@ class Row:
 
     :ivar key: the name in the JSON file and on the command line, such as "worker.rates.small".
     :ivar contenders: the contenders. The first one is the base of all ratios.
-    :ivar ours: the name of a contender, to report its ratio to each other contender instead.
-    :ivar seconds: the length of a run. None for the profile's.
-    :ivar rounds: the number of runs of each contender. None for the profile's.
-    :ivar body_bytes: the size of the response's body. None to request it from the contenders.
+    :ivar ours: the name of a contender. Then the report has its ratio to each other contender, and
+        no ratios to the first contender.
+    :ivar seconds: the length of a run. None for the length in the profile.
+    :ivar rounds: the number of runs of each contender. None for the number in the profile.
+    :ivar body_bytes: the size of the response's body. None to use the size of the first responses.
     """
 
     key: str
@@ -115,8 +117,8 @@ class Row:
 class Table:
     """Rows that are measured and reported together, in one JSON file.
 
-    :ivar prepare: writes files that the servers need to a folder.
-    :ivar then: the title, columns and rows of an older table, to show above this table.
+    :ivar prepare: a function that gets a folder, and writes the files that the servers need.
+    :ivar old_table: the title, columns and rows of an older table, to show above this table.
     :ivar notes: paragraphs to show below the table.
     """
 
@@ -124,7 +126,7 @@ class Table:
     title: str
     rows: Sequence[Row]
     prepare: Callable[[Path], None] = lambda folder: None
-    then: tuple[str, Sequence[str], Sequence[Sequence[object]]] | None = None
+    old_table: tuple[str, Sequence[str], Sequence[Sequence[object]]] | None = None
     notes: Sequence[str] = ()
 
 

@@ -196,7 +196,7 @@ def test_page_is_complete_in_itself_and_escaped() -> None:
         Contender("c", client=client(3, 4, 5)),
     )
     then = ("then", ["way", "MB/s"], [["<slow>", 1234567]])
-    of = Table("test", 'A "<test>"', [result.row], then=then, notes=["much & more"])
+    of = Table("test", 'A "<test>"', [result.row], old_table=then, notes=["much & more"])
     parsed = _Page()
     parsed.feed(as_html("The <page>", [(of, [result])]))
     parsed.close()

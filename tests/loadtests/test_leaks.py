@@ -10,9 +10,9 @@ import pytest
 from loadtests.harness.tables import Contender, Task
 from loadtests.leaks import (
     ASYNCIO_SPARES,
+    LEAVING_CLIENTS,
     STATES,
     TABLE,
-    LEAVING_CLIENTS,
     Count,
     grown,
     leaked,
