@@ -218,9 +218,9 @@ TABLE = table(
         "other thread needs the interpreter, recv_into() in a loop is about as fast as one call. "
         "With a busy thread, the old report is still right, because each call may wait 5 ms for "
         "the interpreter lock. So recv() of small pieces may reach only a fiftieth of 1 Gbit/s. "
-        "The loss is smaller if the other thread wakes slowly. One call for the whole size reaches the "
-        "full rate. A large receive needs new memory. With a reused buffer it is at least twice as "
-        "fast.",
+        "The loss is smaller if the other thread wakes slowly. One call for the whole size reaches "
+        "the full rate. A large receive needs new memory. With a reused buffer it is at least "
+        "twice as fast.",
         "The limit today is the link. Over loopback, the kernel copies the bytes, and provides new "
         "memory for a large receive.",
     ],
