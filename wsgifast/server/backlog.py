@@ -122,11 +122,6 @@ class Spilling:
     def __post_init__(self) -> None:
         self.remaining = deque(self.buffers)
 
-    @property
-    def size(self) -> int:
-        """The number of bytes that have not been popped."""
-        return sum(map(len, self.remaining))
-
     def pop(self, limit: int) -> bytes:
         """Return a copy of the next bytes, at most `limit`, to be sent."""
         parts: list[memoryview] = []
@@ -299,7 +294,7 @@ class Backlog:
         # The socket is ready before the buffers are written. A piece of them is copied, to be sent
         # now. The disk thread still writes all buffers. The piece contains at least the bytes that
         # TLS has refused.
-        if first.size <= PIECE_BYTES:
+        if sum(map(len, first.remaining)) <= PIECE_BYTES:
             items.popleft()
             self._requeue_remaining(first)
         else:
