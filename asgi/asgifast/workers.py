@@ -13,6 +13,7 @@ import warnings
 from functools import cache, wraps
 from typing import Any
 
+from wsgifast.bodies.access_log import ErrorLogFormatter
 from wsgifast.checks import configuration_names, needs
 from wsgifast.errors import ConfigurationError, MissingExtra
 from wsgifast.hosts import GUNICORN
@@ -22,6 +23,7 @@ from wsgifast.server_options import options_of_environment
 with needs("asgifast.workers", "gunicorn", "gunicorn,asgi"):
     from gunicorn.arbiter import Arbiter
     from gunicorn.errors import AppImportError
+
 
 try:
     from uvicorn_worker import UvicornWorker  # type: ignore[import-not-found, import-untyped, unused-ignore]
@@ -35,6 +37,7 @@ except ImportError:
 
 from .counters import counters
 from .exporting import begin
+from .json_log import JSONFormatter
 from .uvicorn.httptools import HttpToolsProtocol
 
 __all__ = ["FastUvicornWorker"]
@@ -69,6 +72,15 @@ class FastUvicornWorker(UvicornWorker):  # type: ignore[misc, unused-ignore]
     ppid: int
     sockets: list[Any]
     _wanted: Wanted | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # uvicorn writes its access log to the handlers of gunicorn's access log. With the logger
+        # class wsgifast.workers.JSONLogger, both logs are in JSON. A user's own format remains.
+        if any(type(h.formatter) is ErrorLogFormatter for h in self.log.error_log.handlers):
+            for handler in self.log.access_log.handlers:
+                if getattr(handler.formatter, "_fmt", "") == self.log.access_fmt:
+                    handler.setFormatter(JSONFormatter())
 
     @classmethod
     def setup(cls) -> None:
