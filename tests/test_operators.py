@@ -193,6 +193,7 @@ def test_health_check_is_beyond_the_concurrency_limit(stack: str) -> None:
         assert ask(server, "/", stack)[0] == 503
         assert ask(server, "/livez", stack) == (200, b"alive\n")
         assert ask(server, "/readyz", stack) == (503, b"limit_concurrency=1 is reached\n")
+        assert server.log().count("Exceeded concurrency limit") == 1  # as uvicorn's warning
 
 
 # Drain
