@@ -298,6 +298,17 @@ def test_idle_connection_is_not_late(peer: Peer) -> None:
     assert peer.received()[0] == 200
 
 
+def test_later_headers_have_their_own_time(peer: Peer) -> None:
+    """They begin before the server's first check of the connection, and end after it."""
+    peer.post("/first", length(0))
+    assert peer.received()[0] == 200
+    time.sleep(0.7 * TIMEOUT_S)
+    peer.send(b"POST /second HTTP/1.1\r\nHost: x\r\n")
+    time.sleep(0.5 * TIMEOUT_S)
+    peer.send(length(0) + b"\r\n\r\n")
+    assert peer.received()[0] == 200
+
+
 @pytest.mark.parametrize("framing", [length(LIMIT_BYTES), CHUNKED])
 def test_body_that_stops_is_408(server: LiveServer, name: str, peer: Peer, framing: bytes) -> None:
     path = "/stops-chunked" if framing == CHUNKED else "/stops"
