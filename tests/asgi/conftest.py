@@ -69,7 +69,7 @@ def blocking_calls() -> Iterator[list[str]]:
 
 @pytest.fixture
 def timeless_coalescing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Delay small messages for some turns of the loop, even if the turns take long."""
+    """Delay small messages for some iterations of the loop, even if the iterations take long."""
     monkeypatch.setattr(coalescing, "monotonic", lambda: 0.0)
 
 

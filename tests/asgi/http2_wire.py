@@ -68,7 +68,7 @@ class Wire:
                     state.send_data(stream, bytes(count))
                     left[stream] -= count
             self.pump()
-            await asyncio.sleep(0)  # the protocol writes its response at the end of the turn
+            await asyncio.sleep(0)  # the protocol writes its response at the end of the iteration
         return len(streams) * size - sum(left.values())
 
     def get_protocol(self) -> Any:

@@ -233,7 +233,7 @@ async def refusal_of(sending: Awaitable[None]) -> str:
     return str(refused.value)
 
 
-async def turns(count: int = 20) -> None:
+async def iterations(count: int = 20) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
 

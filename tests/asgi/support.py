@@ -51,7 +51,7 @@ def sending(*steps: Step) -> ASGIApp:
     """Return an app that sends messages, and calls functions between them.
 
     The app awaits the result of a function if it is awaitable. In place of None it waits for some
-    turns of the loop.
+    iterations of the loop.
     """
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -143,7 +143,7 @@ def recording(sent: list[Message]) -> Send:
 
 
 async def checkpoints(count: int = 1) -> None:
-    """Wait for turns of the event loop, asyncio's or trio's."""
+    """Wait for iterations of the event loop, asyncio's or trio's."""
     for _ in range(count):
         await anyio.lowlevel.checkpoint()
 

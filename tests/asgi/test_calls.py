@@ -30,8 +30,8 @@ from .protocols import (
     LARGE_BYTES,
     each_protocol,
     is_sent_whole,
+    iterations,
     serving,
-    turns,
     two_bytes,
 )
 
@@ -88,10 +88,10 @@ async def calls_of_small_response(protocol: Any) -> Counter[CodeType]:
             for number in range(1, REQUESTS + 1):
                 client.sendall(GET)
                 if number < REQUESTS:
-                    await turns()
+                    await iterations()
                 else:
                     with calls() as called:
-                        await turns()
+                        await iterations()
                 assert client.recv(4096).endswith(b"\r\n\r\nok")
         while state.connections:
             await asyncio.sleep(0)

@@ -15,7 +15,7 @@ from asgifast.coalescing import (
 
 @pytest.fixture
 def delayed(monkeypatch: pytest.MonkeyPatch) -> DelayedMessages:
-    """Return the state after SINGLE_ITERATIONS turns with one message each, at time 0."""
+    """Return the state after SINGLE_ITERATIONS iterations with one message each, at time 0."""
     monkeypatch.setattr(coalescing, "monotonic", lambda: 0.0)
     delayed = DelayedMessages()
     for _ in range(SINGLE_ITERATIONS):
@@ -25,33 +25,33 @@ def delayed(monkeypatch: pytest.MonkeyPatch) -> DelayedMessages:
     return delayed
 
 
-def delayed_turns(delayed: DelayedMessages) -> int:
-    turns = 1
+def delayed_iterations(delayed: DelayedMessages) -> int:
+    iterations = 1
     while delayed.end_iteration():
-        turns += 1
-    return turns
+        iterations += 1
+    return iterations
 
 
 def test_message_staying_alone_passes_the_next_ones(delayed: DelayedMessages) -> None:
     delayed.chunks.append(b"a")
-    assert delayed_turns(delayed) == DELAY_ITERATIONS + 1
+    assert delayed_iterations(delayed) == DELAY_ITERATIONS + 1
     assert delayed.undelayed_messages == UNDELAYED_MESSAGES
     delayed.pop_joined()
     delayed.chunks.append(b"a")
-    assert delayed_turns(delayed) == DELAY_ITERATIONS + 1
+    assert delayed_iterations(delayed) == DELAY_ITERATIONS + 1
 
 
-def test_messages_of_some_turns_are_delayed_again(delayed: DelayedMessages) -> None:
+def test_messages_of_some_iterations_are_delayed_again(delayed: DelayedMessages) -> None:
     for _ in range(3):
         delayed.chunks.append(b"a")
         assert delayed.end_iteration()
         delayed.chunks.append(b"b")
-        assert delayed_turns(delayed) == DELAY_ITERATIONS
+        assert delayed_iterations(delayed) == DELAY_ITERATIONS
         assert not delayed.undelayed_messages
         assert delayed.pop_joined(b"c") == b"abc"
 
 
-def test_messages_of_one_turn_are_delayed_no_longer(delayed: DelayedMessages) -> None:
+def test_messages_of_one_iteration_are_delayed_no_longer(delayed: DelayedMessages) -> None:
     delayed.chunks += b"a", b"b"
     assert not delayed.end_iteration()
     delayed.pop_joined()
@@ -59,7 +59,7 @@ def test_messages_of_one_turn_are_delayed_no_longer(delayed: DelayedMessages) ->
     assert not delayed.end_iteration()
 
 
-def test_no_message_is_delayed_long_in_long_turns(
+def test_no_message_is_delayed_long_in_long_iterations(
     delayed: DelayedMessages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delayed.chunks.append(b"a")
@@ -70,7 +70,7 @@ def test_no_message_is_delayed_long_in_long_turns(
     assert delayed.undelayed_messages == UNDELAYED_MESSAGES
 
 
-def test_turn_without_messages_does_not_count(delayed: DelayedMessages) -> None:
+def test_iteration_without_messages_does_not_count(delayed: DelayedMessages) -> None:
     assert not delayed.end_iteration()
     assert not delayed.undelayed_messages
     delayed.chunks.append(b"a")

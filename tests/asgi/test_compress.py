@@ -35,7 +35,7 @@ from wsgifast.compression import response as compression_response
 from wsgifast.compression.codings import compressor
 from wsgifast.files import compressed_copies
 
-from .protocols import turns
+from .protocols import iterations
 from .servers import servers_with
 from .support import (
     Received,
@@ -113,8 +113,8 @@ def test_each_event_leaves_before_the_next_is_made(coding: str, declared: bool) 
         await send(start_message((b"content-type", b"text/plain"), *[length(50)] * declared))
         for number in range(5):
             await send(body(b"event %03d\n" % number))
-            # asgifast delays a lone message for one turn of the loop, or for a few.
-            await turns(40)
+            # asgifast delays a lone message for one iteration of the loop, or for a few.
+            await iterations(40)
             assert b"".join(came) == b"".join(b"event %03d\n" % n for n in range(number + 1))
         await send(body(b"", False))
 
@@ -122,7 +122,7 @@ def test_each_event_leaves_before_the_next_is_made(coding: str, declared: bool) 
     call(ASGIFast(app, compress=options), scope_of(accept_encoding=coding), on_send=on_send)
 
 
-def test_messages_of_one_turn_share_a_flush() -> None:
+def test_messages_of_one_iteration_share_a_flush() -> None:
     rows = [body(b"%d,%d\n" % (n, n * n)) for n in range(1000)]
     response, _ = ask(sending(start_message(CSV), *rows, body(b"", False)))
     assert len(response.messages) < 10
@@ -169,7 +169,7 @@ def get(content: bytes) -> Callable[[], Coroutine[Any, Any, bytes]]:
     return one
 
 
-def test_level_is_halved_in_a_long_turn(
+def test_level_is_halved_in_a_long_iteration(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = iter([0.0, 0.003, 0.006, 0.009, 0.010, 100.0])
@@ -178,7 +178,8 @@ def test_level_is_halved_in_a_long_turn(
 
     async def several() -> list[bytes]:
         found = [*await asyncio.gather(one(), one(), one()), await one(), await one()]
-        return [*found, await one()]  # the last one, as if an event loop had ended within a turn
+        # The last message is compressed as if the loop had ended in this iteration.
+        return [*found, await one()]
 
     assert asyncio.run(several()) == [at_level(n, ROWS) for n in (4, 4, 2, 4, 4, 4)]
 

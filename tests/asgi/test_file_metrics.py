@@ -20,7 +20,7 @@ from starlette.routing import Route
 from tests.support.notes import Notes
 
 from .layers import adds_a_header
-from .protocols import GET, each_protocol, serving, turns
+from .protocols import GET, each_protocol, iterations, serving
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_is_left")
 
@@ -72,11 +72,11 @@ async def test_download_lasts_until_its_last_byte(
     async with serving(protocol, app, pathsend=None) as client:
         for count in (1, 2):
             await client.ask()
-            await turns(200)
+            await iterations(200)
             assert len(notes.requests) == count - 1, "its client has not read it"
             assert notes.active["GET", "http"] == 1
             await client.exactly(SIZE)
-            await turns(200)
+            await iterations(200)
             assert len(notes.requests) == count
     assert [request.size for request in notes.requests] == [SIZE, SIZE]
     assert {request.sent_as for request in notes.requests} == {"file"}
@@ -96,7 +96,7 @@ async def test_aborted_download_records_what_was_sent(
 
     async with serving(protocol, app, pathsend=None) as client:
         await client.ask()
-        await turns(200)
+        await iterations(200)
         assert not notes.requests
         client.sock.close()
         while not notes.requests:
@@ -115,7 +115,7 @@ async def test_download_that_the_server_cuts_off_is_recorded(
 
     async with serving(protocol, app, pathsend=None) as client:
         await client.ask()
-        await turns(200)
+        await iterations(200)
         [task] = client.state.tasks
         task.cancel()
         await client.to_end()
@@ -134,7 +134,7 @@ async def test_aborted_ranges_record_what_was_sent(protocol: Any, file: Path, fi
     async with serving(protocol, app) as client:
         await client.send(b"GET / HTTP/1.1\r\nHost: a\r\nRange: %b\r\n\r\n" % ranges)
         await client.until(b"\r\n\r\n")
-        await turns(200)
+        await iterations(200)
         assert not notes.requests
         client.sock.close()
         while not notes.requests:
@@ -158,6 +158,6 @@ async def test_small_responses_are_recorded_after_the_app(
         file.write_bytes(b"only a few bytes")
         await client.send(GET)
         await client.until(b"only a few bytes")
-        await turns()
+        await iterations()
     assert [request.size for request in notes.requests] == [5, 0, 16]
     assert notes.clients_left == 0

@@ -21,7 +21,7 @@ from starlette.background import BackgroundTask
 from tests.support.process import uncollected
 from wsgifast.files import ByteRange
 
-from .protocols import HELLO, LARGE_BYTES, body, refusal_of, serving, start, turns
+from .protocols import HELLO, LARGE_BYTES, body, iterations, refusal_of, serving, start
 from .support import length, pathsend, raising, sending, start_message, zerocopy
 
 GET = b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -117,7 +117,7 @@ async def test_download_does_not_keep_its_request(protocol: Any, large: Path) ->
     async with serving(protocol, app) as client:
         with uncollected():
             await client.ask()
-            await turns()
+            await iterations()
             assert delayed[0]() is None
         assert await client.exactly(LARGE_BYTES) == large.read_bytes()
         await client.ask(GET + HELLO)
@@ -149,7 +149,7 @@ async def test_download_has_no_task_but_its_request(protocol: Any, large: Path) 
     async with serving(protocol, FileResponse(large)) as client:
         before = len(asyncio.all_tasks())
         await client.ask()
-        await turns()
+        await iterations()
         assert len(asyncio.all_tasks()) == before + 1
         assert await client.exactly(LARGE_BYTES) == large.read_bytes()
         await client.hello()
@@ -163,7 +163,7 @@ async def test_error_of_the_app_does_not_cut_the_file(
     with caplog.at_level(logging.ERROR, "uvicorn.error"):
         async with serving(protocol, app) as client:
             await client.send(GET)
-            await turns()
+            await iterations()
             await client.until(b"\r\n\r\n")
             assert await client.to_end() == large.read_bytes()
             assert "in the background task" in caplog.text
@@ -194,7 +194,7 @@ async def test_message_behind_the_file_is_refused(
 
     async with serving(protocol, app) as client:
         await client.send(GET)
-        await turns()
+        await iterations()
         assert not seen
         assert await client.body(LARGE_BYTES) == large.read_bytes()
         await client.hello()
@@ -207,12 +207,12 @@ async def test_file_outlives_a_cancelled_later_message(protocol: Any, large: Pat
         await start(send, length=LARGE_BYTES)
         await send({"type": PATHSEND, "path": str(large)})
         late = asyncio.create_task(refusal_of(send({"type": "http.response.body"})))
-        await turns()
+        await iterations()
         late.cancel()
 
     async with serving(protocol, app) as client:
         await client.send(GET)
-        await turns()
+        await iterations()
         assert await client.body(LARGE_BYTES) == large.read_bytes()
         await client.hello()
 
@@ -226,7 +226,7 @@ async def test_task_with_later_message_outlives_the_request(protocol: Any, large
         async def task() -> None:
             await send({"type": PATHSEND, "path": str(large)})
             is_sent.set()
-            await refusal_of(send({"type": "http.response.body"}))  # in the same turn of the loop
+            await refusal_of(send({"type": "http.response.body"}))  # in the same iteration
             await go_on.wait()
             raise ValueError("of the task alone")
 
@@ -237,7 +237,7 @@ async def test_task_with_later_message_outlives_the_request(protocol: Any, large
     async with serving(protocol, app) as client:
         await client.send(GET)
         assert await client.body(LARGE_BYTES) == large.read_bytes()
-        await turns()
+        await iterations()
         await asyncio.wait_for(until(lambda: not client.state.tasks), 20)
         go_on.set()
         with pytest.raises(ValueError, match="of the task alone"):
@@ -270,7 +270,7 @@ async def test_cancelled_request_ends_its_file(
         await client.send(GET)
         await sent.wait()
         if not soon:
-            await turns()
+            await iterations()
             tasks[0].cancel()
         await client.until(b"\r\n\r\n")
         assert len(await client.to_end()) < LARGE_BYTES

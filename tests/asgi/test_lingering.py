@@ -11,7 +11,7 @@ import pytest
 from tests.support.tls import client_context
 from wsgifast.sockets import closing
 
-from .protocols import Client, serving, serving_over_tls, turns
+from .protocols import Client, iterations, serving, serving_over_tls
 from .support import body as message
 from .support import length, sending, start_message
 
@@ -45,7 +45,7 @@ async def test_shutdown_waits_for_no_sending_client(
     async with serving(protocol, refusing) as client:
         await client.send(UPLOAD + headers + b"\r\n" + bytes(1000))
         await client.until(b"no")
-        await turns()
+        await iterations()
         assert client.state.connections
         monkeypatch.setattr(closing, "LINGER_S", 0.3)
         for connection in client.state.connections:

@@ -130,7 +130,7 @@ async def test_asyncio_cancellation_at_a_tasks_end_stays() -> None:
 
 
 def test_waiting_for_a_thread_does_not_spin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In every turn of the loop, anyio cancels the tasks that continue after a cancellation."""
+    """In every iteration, anyio cancels the tasks that continue after a cancellation."""
     release = threading.Event()
     waits = 0
     wait = asyncio.wait

@@ -19,7 +19,7 @@ from tests.support.notes import Notes
 from tests.support.process import uncollected
 from wsgifast import ConfigurationError
 
-from .protocols import turns
+from .protocols import iterations
 from .support import (
     START,
     body,
@@ -60,10 +60,10 @@ def test_messages_alone_are_passed_on_until_more_come() -> None:
 
 
 @pytest.mark.usefixtures("timeless_coalescing")
-def test_asgifast_coalesces_messages_some_turns_apart() -> None:
+def test_asgifast_coalesces_messages_some_iterations_apart() -> None:
     """Middleware that passes messages between tasks has this effect."""
     sent = [b"<%d>" % number for number in range(1000)]
-    steps = [step for each in sent for step in (body(each), partial(turns, 3))]
+    steps = [step for each in sent for step in (body(each), partial(iterations, 3))]
     response = call(ASGIFast(sending(START, *steps, body(b"", False))), scope_of())
     assert response.body == b"".join(sent)
     assert len(response.messages) < len(sent) / 4 + 10
@@ -200,7 +200,7 @@ async def test_app_failing_before_its_body_leaves_headers(
     app = sending(start_message(*headers), raising(failure))
     with pytest.raises(failure):
         await ASGIFast(app)(scope_of(), no_body, recording(sent))
-    await turns(5)
+    await iterations(5)
     assert not sent
 
 
@@ -217,7 +217,7 @@ async def test_app_that_raises_cancelled_error_sends_no_more() -> None:
     app = sending(START, body(b"coalesced"), raising(asyncio.CancelledError))
     with pytest.raises(asyncio.CancelledError):
         await ASGIFast(app)(scope_of(), no_body, recording(sent))
-    await turns(5)
+    await iterations(5)
     assert [m["type"] for m in sent] == ["http.response.start"]
 
 

@@ -56,7 +56,7 @@ class Server:
         await wrapped(scope_of(), self.receive, self.send)
 
 
-async def test_messages_of_one_turn_become_one() -> None:
+async def test_messages_of_one_iteration_become_one() -> None:
     server = Server()
     app = sending(
         START,
@@ -290,24 +290,24 @@ async def test_reading_a_file_stops_when_the_client_has_left(
     assert 0 < len(b"".join(server.bodies)) < FILE_BYTES
 
 
-async def test_other_tasks_have_turns_while_a_file_is_sent(sparse: str) -> None:
+async def test_other_tasks_run_while_a_file_is_sent(sparse: str) -> None:
     """A read from memory never suspends, and this server's send() never suspends."""
     server = Server()
-    turns = 0
+    iterations = 0
 
     async def others() -> None:
-        nonlocal turns
+        nonlocal iterations
         while True:
             await anyio.lowlevel.checkpoint()
-            turns += 1
+            iterations += 1
 
     async with anyio.create_task_group() as group:
         group.start_soon(others)
         await anyio.lowlevel.checkpoint()
-        before = turns
+        before = iterations
         send_at_once = recording(server.sent)
         await ASGIFast(sending(START, pathsend(sparse)))(scope_of(), server.receive, send_at_once)
-        after = turns
+        after = iterations
         group.cancel_scope.cancel()
     assert after - before >= len(server.bodies) - 2 > 100
 

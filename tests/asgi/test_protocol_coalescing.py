@@ -19,7 +19,7 @@ from asgifast.protocols.queue_wire import QueueWire
 
 from tests.support.calls import recorded
 
-from .protocols import GET, serving, turns
+from .protocols import GET, iterations, serving
 from .support import body, length, sending, start_message, zerocopy
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_is_left")
@@ -36,7 +36,7 @@ async def test_coalesced_messages_are_whole_chunks(protocol: Any, tmp_path: Path
         (tmp_path / name).write_bytes(content)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await sending(start_message(), body(b""), turns)(scope, receive, send)
+        await sending(start_message(), body(b""), iterations)(scope, receive, send)
         for name in (*sizes, *sizes):
             for piece in (b"be", b"", b"fore"):
                 await send(body(piece))
@@ -56,7 +56,7 @@ async def test_small_message_leaves_while_the_app_waits(protocol: Any) -> None:
     arrived = asyncio.Event()
     # The headers have been sent, and the loop is idle again.
     app = sending(
-        start_message(length(10)), turns, body(b"small"), arrived.wait, body(b"-last", False)
+        start_message(length(10)), iterations, body(b"small"), arrived.wait, body(b"-last", False)
     )
     async with serving(protocol, app) as client:
         await client.send(GET)
@@ -68,7 +68,7 @@ async def test_small_message_leaves_while_the_app_waits(protocol: Any) -> None:
 async def test_empty_message_ends_no_passed_on_stream(
     protocol: Any,
 ) -> None:
-    lone = [step for _ in range(SINGLE_ITERATIONS + 1) for step in (body(b"."), turns)]
+    lone = [step for _ in range(SINGLE_ITERATIONS + 1) for step in (body(b"."), iterations)]
     app = sending(start_message(), *lone, body(b""), body(b"end", False))
     async with serving(protocol, app) as client:
         await client.send(GET)
@@ -79,7 +79,7 @@ async def test_empty_message_ends_no_passed_on_stream(
 async def test_refused_delayed_message_is_logged_at_the_end(
     protocol: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    app = sending(start_message(length(2)), body(b"ok"), turns, body(b"too much"))
+    app = sending(start_message(length(2)), body(b"ok"), iterations, body(b"too much"))
     async with serving(protocol, app) as client:
         await client.send(GET)
         assert (await client.to_end()).endswith(b"\r\n\r\nok")
@@ -107,10 +107,10 @@ async def test_buffer_reused_by_the_app_is_sent_as_it_was(protocol: Any, size: i
 
 
 @pytest.mark.usefixtures("timeless_coalescing")
-async def test_protocol_coalesces_messages_some_turns_apart(protocol: Any) -> None:
+async def test_protocol_coalesces_messages_some_iterations_apart(protocol: Any) -> None:
     """Middleware that passes messages between tasks has this effect."""
     sent = [b"<%d>" % number for number in range(200)]
-    steps = [step for each in sent for step in (body(each), partial(turns, 3))]
+    steps = [step for each in sent for step in (body(each), partial(iterations, 3))]
     app = sending(start_message(), *steps, body(b"", False))
     async with serving(protocol, app) as client:
         await client.ask()
@@ -139,7 +139,7 @@ async def test_lone_messages_schedule_nothing(
 ) -> None:
     """An app that waits before each message sends lone messages.
 
-    Many messages in one turn are joined again.
+    Many messages in one iteration are joined again.
     """
     number = 0
     scheduled = recorded(monkeypatch, OutputQueue, "_schedule", lambda _: number)
@@ -149,7 +149,7 @@ async def test_lone_messages_schedule_nothing(
         await send(start_message())
         for number in range(10):
             await send(body(b"<%d>" % number))
-            await turns(DELAY_ITERATIONS + 4)
+            await iterations(DELAY_ITERATIONS + 4)
         await sending(*[body(b"burst")] * 200, body(b"", False))(scope, receive, send)
 
     async with serving(protocol, app) as client:

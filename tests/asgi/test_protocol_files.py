@@ -23,10 +23,10 @@ from .protocols import (
     LARGE_BYTES,
     TOO_MUCH,
     body,
+    iterations,
     refuse_sendfile,
     serving,
     start,
-    turns,
 )
 from .support import body as part
 from .support import length, pathsend, raising, sending, start_message, zerocopy
@@ -40,7 +40,7 @@ async def test_head_of_messages_and_files_has_no_body(
 ) -> None:
     files = zerocopy(opened, more_body=True), zerocopy(opened, count=5, more_body=True)
     end = pathsend(large) if path else part(b"the end", False)
-    app = sending(start_message(), part(b"small"), turns, *files, end)
+    app = sending(start_message(), part(b"small"), iterations, *files, end)
     async with serving(protocol, app) as client:
         first = await client.ask(b"HEAD / HTTP/1.1\r\nHost: x\r\n\r\n" + HELLO)
         second = await client.until(b"hello")
@@ -58,7 +58,7 @@ async def test_client_ending_its_half_gets_the_file(
     async with serving(protocol, app) as client:
         await client.ask()
         client.sock.shutdown(socket.SHUT_WR)
-        await turns()
+        await iterations()
         assert await client.to_end() == large.read_bytes()
 
 
@@ -69,13 +69,13 @@ async def test_malformed_request_behind_keeps_the_response(
 ) -> None:
     """It is refused after the earlier responses, or the connection is closed after them."""
     start = start_message(length(LARGE_BYTES + 5))
-    app = sending(turns, start, zerocopy(opened, more_body=True), part(b"after", False))
+    app = sending(iterations, start, zerocopy(opened, more_body=True), part(b"after", False))
     async with serving(protocol, app) as client:
         get, broken = GET, behind + b"\0no request\r\n\r\n"
         await client.ask(get if read_first else get + broken)
         if read_first:
             await client.send(broken)
-        await turns()
+        await iterations()
         assert await client.exactly(LARGE_BYTES + 5) == large.read_bytes() + b"after"
         if behind:
             response = await client.until(b"hello")
@@ -140,7 +140,7 @@ async def test_headers_with_length_leave_with_what_follows(protocol: Any, large:
             await send({"type": PATHSEND, "path": str(large)})
         elif scope["path"] == "/pieces":
             await body(send, b"he", more=True)
-            await turns()
+            await iterations()
             await body(send, b"llo")
         elif scope["path"] == "/whole":
             await body(send, b"hello")
@@ -149,7 +149,7 @@ async def test_headers_with_length_leave_with_what_follows(protocol: Any, large:
         for target, first in (("/whole", b"hello"), ("/pieces", b"he"), ("/file", None)):
             await client.send(b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n" % target.encode())
             for _ in range(20):
-                await turns()
+                await iterations()
                 with pytest.raises(BlockingIOError):
                     client.sock.recv(1)
             may_go_on.set()
@@ -164,7 +164,7 @@ async def test_headers_with_length_leave_with_what_follows(protocol: Any, large:
                 assert begun + rest == large.read_bytes()
         await client.hello()
         await client.send(b"GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n")
-        await turns(20)
+        await iterations(20)
         may_go_on.set()
         assert (await client.to_end()).startswith(b"HTTP/1.1 200 "), "its head is sent all the same"
 
@@ -188,18 +188,18 @@ async def test_reset_connection_leaves_no_cycle(protocol: Any, large: Path, targ
         await client.hello()
         await client.send(b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n" % target.encode())
         await client.receive()
-        await turns()
+        await iterations()
         if target == "/hello":
             await client.send(HELLO)
-            await turns()  # the client does not read its response, so closing the socket is a reset
+            await iterations()  # the client has not read its response, so it resets the connection
         [connection] = client.state.connections
         left = weakref.ref(connection)
         del connection
         with uncollected():
             client.sock.close()
-            await turns()
+            await iterations()
             while client.state.tasks:
-                await turns()
+                await iterations()
             assert left() is None
 
 
@@ -236,7 +236,7 @@ async def test_file_ending_early_closes_whatever_app_does(
 
     async with serving(protocol, app) as client:
         await client.send(GET)
-        await turns(100)
+        await iterations(100)
         await client.until(b"\r\n\r\n")
         received = await client.to_end()
         await asyncio.wait_for(caught.wait(), 20)
@@ -245,7 +245,7 @@ async def test_file_ending_early_closes_whatever_app_does(
         assert not received.endswith(b"0\r\n\r\n")
 
 
-@pytest.mark.parametrize("full", [True, False], ids=["before its turn", "midway"])
+@pytest.mark.parametrize("full", [True, False], ids=["waiting", "midway"])
 @pytest.mark.parametrize("sendfile", [True, False])
 async def test_file_given_up_by_the_app_closes(
     protocol: Any, large: Path, full: bool, sendfile: bool, monkeypatch: pytest.MonkeyPatch
@@ -263,7 +263,7 @@ async def test_file_given_up_by_the_app_closes(
         with large.open("rb") as file:
             message = {"type": ZEROCOPYSEND, "file": file, "more_body": True}
             sending = asyncio.ensure_future(send(message))
-            await turns()
+            await iterations()
             assert not sending.done()
             sending.cancel()
             await asyncio.wait([sending])
@@ -271,7 +271,7 @@ async def test_file_given_up_by_the_app_closes(
 
     async with serving(protocol, app) as client:
         await client.send(GET)
-        await turns(100)
+        await iterations(100)
         assert b"behind the file" not in await client.to_end()
 
 

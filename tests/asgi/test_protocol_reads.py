@@ -14,7 +14,7 @@ from asgifast.protocols.output import OutputQueue
 
 from wsgifast.sockets.sending import BLOCK_BYTES
 
-from .protocols import GET, LARGE_BYTES, TOO_MUCH, refuse_sendfile, serving, start, turns
+from .protocols import GET, LARGE_BYTES, TOO_MUCH, iterations, refuse_sendfile, serving, start
 from .support import length, pathsend, sending, start_message
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_is_left")
@@ -51,7 +51,7 @@ async def test_files_are_read_where_sendfile_cannot_be_used(
 
 
 @pytest.mark.usefixtures("no_sendfile")
-async def test_other_tasks_have_turns_while_a_file_is_read(
+async def test_other_tasks_run_while_a_file_is_read(
     protocol: Any, large: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client reads everything at once, so no write ever waits."""
@@ -59,19 +59,19 @@ async def test_other_tasks_have_turns_while_a_file_is_read(
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await start(send, length=LARGE_BYTES)
         monkeypatch.setattr(OutputQueue, "write", lambda self, data: None)
-        turns = 0
+        iterations = 0
 
         async def others() -> None:
-            nonlocal turns
+            nonlocal iterations
             while True:
                 await asyncio.sleep(0)
-                turns += 1
+                iterations += 1
 
         beside = asyncio.create_task(others())
         with large.open("rb") as file:
             await send({"type": ZEROCOPYSEND, "file": file})
         beside.cancel()
-        assert turns >= LARGE_BYTES // BLOCK_BYTES - 2
+        assert iterations >= LARGE_BYTES // BLOCK_BYTES - 2
         seen.append("enough")
 
     seen: list[str] = []
@@ -112,7 +112,7 @@ async def test_client_that_does_not_read_holds_up_reading(
     async with serving(protocol, app) as client:
         await client.send(GET)
         await started.wait()
-        await turns()
+        await iterations()
         assert read < 2_000_000
         if leaves:
             client.sock.close()

@@ -22,10 +22,10 @@ from .protocols import (
     WEBSOCKET,
     Upgraded,
     body,
+    iterations,
     refusal_of,
     serving,
     start,
-    turns,
     two_bytes,
 )
 from .support import body as part
@@ -54,7 +54,7 @@ async def test_client_that_does_not_read_holds_up_the_app(
     async with serving(protocol, app) as client:
         await client.send(GET)
         await started.wait()
-        await turns()
+        await iterations()
         assert sent < 1_000_000
         await client.until(b"\r\n\r\n")
         if chunked:
@@ -81,7 +81,7 @@ async def test_message_behind_the_last_is_refused(protocol: Any, message: Messag
         await body(send, b"body")
         try:
             await send(message)
-            await turns()
+            await iterations()
             await body(send, b"")
         except RuntimeError as error:
             seen.append(str(error))
@@ -137,7 +137,7 @@ async def test_messages_for_a_gone_client_are_dropped(
         for number in range(999):
             await body(send, b"x" * 100, more=True)
             if number % 100 == 0:
-                await turns(2)
+                await iterations(2)
         with large.open("rb") as file:
             await send({"type": ZEROCOPYSEND, "file": file, "offset": 0, "more_body": True})
         await send({"type": PATHSEND, "path": str(large)})
@@ -168,7 +168,7 @@ async def test_simple_response_leaves_while_its_app_goes_on(
 
 
 async def test_messages_for_nobody_are_not_stored(protocol: Any) -> None:
-    """The client leaves after a small message, before the end of the loop's turn."""
+    """The client leaves after a small message, before the end of the iteration of the loop."""
     finished = asyncio.Event()
     peak = 0
 
@@ -214,7 +214,7 @@ async def test_refused_headers_hold_nothing_back(protocol: Any) -> None:
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await start(send)
-        await turns()
+        await iterations()
         with pytest.raises(RuntimeError, match=r"http\.response\.start"):
             await start(send, length=5)
         await body(send, piece, more=True)

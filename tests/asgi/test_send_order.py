@@ -22,7 +22,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from uvicorn.protocols.http import h11_impl, httptools_impl
 
-from .protocols import GET, TOO_MUCH, Client, body, refusal_of, serving, start, turns
+from .protocols import GET, TOO_MUCH, Client, body, iterations, refusal_of, serving, start
 from .support import START, no_body, scope_of
 from .support import body as part
 
@@ -52,7 +52,7 @@ def task(send: Send, message: Message) -> asyncio.Task[None]:
 
 
 async def is_given_up(send: Send, message: Message) -> bool:
-    """Continue without wait_for(), which takes a turn of the loop even if nothing waits."""
+    """Continue without wait_for(), which takes an iteration of the loop even if nothing waits."""
     this = asyncio.current_task()
     assert this is not None
     giving_up = asyncio.get_running_loop().call_later(SHORT_S, this.cancel)
@@ -95,7 +95,7 @@ async def test_gathered_messages_keep_their_order(
 
 @pytest.mark.parametrize("count", range(4))
 async def test_messages_of_one_task_each_keep_their_order(stack: Stack, count: int) -> None:
-    """The messages are some turns of the loop apart."""
+    """The messages are some iterations of the loop apart."""
     messages = [b"<%d>" % number for number in range(12)]
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -103,7 +103,7 @@ async def test_messages_of_one_task_each_keep_their_order(stack: Stack, count: i
         sending = []
         for message in messages:
             sending.append(task(send, part(message)))
-            await turns(count)
+            await iterations(count)
         await asyncio.gather(*sending)
         await body(send, b"")
 
@@ -125,7 +125,7 @@ async def test_message_behind_an_end_that_waits_is_refused(stack: Stack) -> None
         await start(send)
         await body(send, b"x" * TOO_MUCH, more=True)
         end = task(send, part(b"<end>", False))
-        await turns()
+        await iterations()
         late = task(send, part(b"<late>"))
         waits.set()
         await end
@@ -197,7 +197,7 @@ async def test_headers_that_wait_are_sent_once(
                 await send(message)
         else:
             sending = [task(send, message) for message in messages]
-            await turns()
+            await iterations()
             waits.set()
             await asyncio.gather(*sending)
 
@@ -219,12 +219,12 @@ async def test_message_beside_a_file_is_sent_behind_it(stack: Stack, chunked: bo
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await start(send, length=None if chunked else TOO_MUCH + 4)
-        await turns()
+        await iterations()
         of_file: dict[str, Any] = {"file": descriptor, "offset": 0, "count": TOO_MUCH}
         sending = task(send, {"type": ZEROCOPYSEND, **of_file, "more_body": True})
-        await turns()
+        await iterations()
         small = task(send, part(b"<m>"))
-        await turns()
+        await iterations()
         waits.set()
         await asyncio.gather(sending, small)
         await small_is_read.wait()
@@ -267,14 +267,14 @@ async def _pass(
 async def test_cancelled_send_releases_order() -> None:
     order, passed, goes = SendOrder(), list[int](), asyncio.Event()
     tasks = [asyncio.create_task(_pass(order, passed, n, goes.wait)) for n in range(5)]
-    await turns()
+    await iterations()
     assert passed == [0]
     tasks[1].cancel()  # while it waits
-    await turns()
+    await iterations()
     tasks[0].cancel()  # lets the next message through,
     await asyncio.sleep(0)
     tasks[2].cancel()  # and is cancelled before it continues
-    await turns()
+    await iterations()
     assert passed in ([0, 3], [0, 2, 3])
     goes.set()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -353,17 +353,17 @@ def with_examples(test: Callable[..., None]) -> Callable[..., None]:
 def test_each_task_keeps_its_order_and_loses_nothing(
     tasks: list[list[int]], pauses: list[int]
 ) -> None:
-    """The number of turns of the loop before each message, and between the server's pauses."""
+    """The number of iterations of the loop before each message, and between the server's pauses."""
 
     async def app(send: Send, has_room: asyncio.Event) -> None:
         async def task(name: int, waits: list[int]) -> None:
             for number, wait in enumerate(waits):
-                await turns(wait)
+                await iterations(wait)
                 await send(part(b"<%d %d>" % (name, number)))
 
         sending = [asyncio.create_task(task(*given)) for given in enumerate(tasks)]
         for wait in pauses:
-            await turns(wait)
+            await iterations(wait)
             has_room.clear() if has_room.is_set() else has_room.set()
         has_room.set()
         await asyncio.gather(*sending)

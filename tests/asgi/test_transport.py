@@ -1,4 +1,4 @@
-"""How OutputQueue joins the writes of one turn of the loop."""
+"""How OutputQueue joins the writes of one iteration of the loop."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from tests.support.http import reset_on_close
 from wsgifast.sockets import FileSegment, closing
 
 from .support import raising
-from .transports import connected, read, read_to_end, send_file, turns, writes
+from .transports import connected, iterations, read, read_to_end, send_file, writes
 
 
-async def test_writes_of_one_turn_are_one() -> None:
+async def test_writes_of_one_iteration_are_one() -> None:
     async with connected() as (transport, client):
         for _ in range(2):
             transport.write(b"a")
             transport.write(b"")
             transport.writelines([b"b", b"c"])
             assert transport.get_write_buffer_size() == 3
-            await turns()
+            await iterations()
             assert transport.get_write_buffer_size() == 0
         assert writes(transport) == [3, 3]
         assert await read(client, 6) == b"abcabc"
 
 
-async def test_headers_leave_with_their_body_in_any_turn() -> None:
+async def test_headers_leave_with_their_body_in_any_iteration() -> None:
     async with connected() as (transport, client):
         transport.flush_follows = True
         transport.write(b"head")
-        await turns()
+        await iterations()
         assert writes(transport) == []
         transport.flush_follows = False
         transport.write(b"body")
-        await turns()
+        await iterations()
         assert writes(transport) == [8]
         assert await read(client, 8) == b"headbody"
 
@@ -76,7 +76,7 @@ async def test_nothing_is_written_to_a_closing_connection() -> None:
     async with connected() as (transport, _):
         transport.write(b"too late")
         transport.real.abort()
-        await turns()
+        await iterations()
         transport.close()
         assert not writes(transport)
         with pytest.raises(ConnectionResetError):
@@ -107,7 +107,7 @@ async def test_reset_connection_is_closed_though_none_reads() -> None:
         reset_on_close(client)
         client.close()
         transport.close()
-        await turns()
+        await iterations()
         assert transport.get_extra_info("socket").fileno() == -1
 
 
@@ -127,25 +127,25 @@ async def test_second_close_waits_for_no_sending_client(
 
 
 class Keeping:
-    """A response that delays one message for some turns."""
+    """A response that delays one message for some iterations."""
 
-    def __init__(self, transport: OutputQueue, message: bytes, turns: int = 0) -> None:
+    def __init__(self, transport: OutputQueue, message: bytes, iterations: int = 0) -> None:
         self.transport = transport
         self.message = message
-        self.turns = turns
+        self.iterations = iterations
         stand_in: Any = self
         transport.delay(stand_in)
         transport.delay(stand_in)  # has no effect
 
     def end_iteration(self) -> bool:
-        self.turns -= 1
-        return self.turns >= 0
+        self.iterations -= 1
+        return self.iterations >= 0
 
     def release(self) -> None:
         self.transport.write(self.message)
 
 
-async def test_delayed_message_leaves_at_the_turns_end() -> None:
+async def test_delayed_message_leaves_at_the_end_of_the_iteration() -> None:
     async with connected() as (transport, client):
         Keeping(transport, b"held")
         await asyncio.sleep(0)
@@ -156,15 +156,15 @@ async def test_delayed_message_leaves_at_the_turns_end() -> None:
 async def test_delayed_message_leaves_with_a_later_write() -> None:
     async with connected() as (transport, client):
         Keeping(transport, b"held", 2)
-        await turns(2)
+        await iterations(2)
         assert transport._is_scheduled
-        await turns(1)
+        await iterations(1)
         assert not transport._is_scheduled
         assert await read(client, 4) == b"held"
         Keeping(transport, b" held", 100)
-        await turns(3)
+        await iterations(3)
         transport.write(b"written,")
-        await turns(1)
+        await iterations(1)
         assert await read(client, 13) == b"written, held"
 
 
@@ -176,10 +176,10 @@ async def test_message_delayed_by_a_response_is_its_own() -> None:
         transport.real.write = written.append  # type: ignore[method-assign,assignment]
         Keeping(transport, b"<one>", 2)
         Keeping(transport, b"<two>", 3)
-        await turns(2)
+        await iterations(2)
         transport.flush()
         assert not written
-        await turns(1)
+        await iterations(1)
         assert written == [b"<one><two>"]
 
 
@@ -197,10 +197,10 @@ async def test_writes_behind_a_failing_message_are_flushed() -> None:
             lambda _, context: failed.append(context["exception"])
         )
         Keeping(transport, b"held").release = raising(MemoryError)  # type: ignore[method-assign]
-        await turns(2)
+        await iterations(2)
         assert [type(error) for error in failed] == [MemoryError]
         transport.write(b"next")
-        await turns(2)
+        await iterations(2)
         assert writes(transport) == [4]
         assert await read(client, 4) == b"next"
 
@@ -208,9 +208,9 @@ async def test_writes_behind_a_failing_message_are_flushed() -> None:
 async def test_delayed_message_is_dropped_with_connection() -> None:
     async with connected() as (transport, _client):
         Keeping(transport, b"held", 100).release = pytest.fail  # type: ignore[method-assign]
-        await turns(2)
+        await iterations(2)
         transport.on_connection_lost()
-        await turns(2)
+        await iterations(2)
         assert not transport._is_scheduled
 
 

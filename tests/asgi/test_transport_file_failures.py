@@ -20,7 +20,7 @@ from wsgifast.sockets import FileSegment
 from wsgifast.sockets.sending import FileTruncated
 
 from .support import raising
-from .transports import FILE_BYTES, connected, read, read_to_end, send_file, turns, writes
+from .transports import FILE_BYTES, connected, iterations, read, read_to_end, send_file, writes
 
 
 async def test_starved_lost_connection_leaves_no_timer(
@@ -47,7 +47,7 @@ async def test_starved_lost_connection_leaves_no_timer(
         monkeypatch.setattr(os, "sendfile", without_memory)
         sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
         timer = await waiting
-        await turns()
+        await iterations()
         assert calls == 2, "at once, and when the socket was said to be writable"
         transport.on_connection_lost()
         with pytest.raises(ConnectionResetError):
@@ -59,7 +59,7 @@ async def test_connection_lost_while_draining_raises(fd: int) -> None:
     async with connected() as (transport, _):
         transport.write(bytes(FILE_BYTES))
         sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
-        await turns()
+        await iterations()
         transport.on_writing_resumed()
         transport.on_connection_lost()
         transport.abort()
@@ -77,7 +77,7 @@ async def test_file_behind_slow_close_is_refused(fd: int) -> None:
         transport.close()
         with pytest.raises(ConnectionResetError):
             await asyncio.wait_for(send_file(transport, FileSegment(fd, 0, FILE_BYTES)), 10)
-        await turns()
+        await iterations()
         assert len(writes(transport)) == before
 
 
@@ -141,7 +141,7 @@ async def test_file_that_is_cut_off_ends_the_connection(
     async with connected() as (transport, client):
         sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
         await read(client, 1000)
-        await turns()
+        await iterations()
         assert watched
         transport.write(b"behind the file")
         if end == "client":
@@ -152,7 +152,7 @@ async def test_file_that_is_cut_off_ends_the_connection(
             await sending
         assert transport.is_closing()
         if end != "client":
-            await turns()
+            await iterations()
             with contextlib.suppress(ConnectionResetError):
                 rest = await read_to_end(client)
                 assert len(rest) < FILE_BYTES - 1000
@@ -161,11 +161,11 @@ async def test_file_that_is_cut_off_ends_the_connection(
 
 
 @pytest.mark.parametrize("end", ["abort", "client"])
-async def test_file_whose_turn_never_comes_raises(fd: int, end: str) -> None:
+async def test_file_that_is_never_sent_raises(fd: int, end: str) -> None:
     async with connected() as (transport, client):
         transport.write(bytes(FILE_BYTES))
         sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
-        await turns()
+        await iterations()
         if end == "abort":
             transport.abort()
         else:

@@ -26,7 +26,7 @@ from tests.support.process import send_buffer_is_limited
 from wsgifast.sockets import FileSegment, options
 
 from .support import raising
-from .transports import FILE_BYTES, arrives, connected, read, send_file, turns
+from .transports import FILE_BYTES, arrives, connected, iterations, read, send_file
 
 
 async def test_writable_socket_taking_nothing_is_tried_later(
@@ -155,13 +155,13 @@ async def test_headers_taken_in_pieces_wait_for_the_file(
     try:
         async with connected() as (transport, client):
 
-            async def in_one_turn() -> None:
+            async def in_one_iteration() -> None:
                 transport.write(start_message)
                 await send_file(transport, FileSegment(fd, 0, 100_000))
 
             monkeypatch.setattr(socket.socket, "send", piece, raising=False)
             socket.setdefaulttimeout(30)
-            sending = asyncio.create_task(in_one_turn())
+            sending = asyncio.create_task(in_one_iteration())
             assert await read(client, len(start_message) + 100_000) == start_message + os.pread(
                 fd, 100_000, 0
             )
@@ -182,10 +182,10 @@ async def test_file_keeps_its_place(fd: int) -> None:
         transport.write(before)
         transport.write(b"head")
         sending = asyncio.create_task(send_file(transport, FileSegment(fd, 100, size)))
-        await turns()
+        await iterations()
         assert transport.get_write_buffer_size(), "the file waits for it"
         assert await read(client, len(before) + 4) == before + b"head"
-        await turns()
+        await iterations()
         transport.write(b"1")
         transport.write(after)
         transport.flush()
@@ -255,7 +255,7 @@ async def test_download_has_two_descriptors(fd: int) -> None:
             asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
             for transport, _ in (first, second)
         ]
-        await turns()
+        await iterations()
         assert descriptors() == before + 1, "one that watches both"
         for _, client in (first, second):
             await read(client, FILE_BYTES)

@@ -13,7 +13,7 @@ from asgifast.uvicorn import HttpToolsProtocol
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from .protocols import WEBSOCKET, Upgraded, serving, turns
+from .protocols import WEBSOCKET, Upgraded, iterations, serving
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_is_left")
 
@@ -44,7 +44,7 @@ async def exchanged(
     async with serving(protocol, app, pathsend=None, ws="none") as client:
         for piece in pieces:
             await client.send(piece)
-            await turns()
+            await iterations()
         return [await asyncio.wait_for(client.until(end), 60) for end in ends]
 
 

@@ -25,10 +25,10 @@ from .protocols import (
     Client,
     Upgraded,
     body,
+    iterations,
     serving,
     serving_over_tls,
     start,
-    turns,
 )
 from .support import body as part
 from .support import chunk, length, sending, start_message
@@ -92,7 +92,7 @@ async def test_upload_comes_as_it_was_sent(protocol: Any, chunked: bool) -> None
         await client.send(post(None if chunked else len(UPLOAD)))
         for part in parts:
             await client.send(chunk(part) if chunked else part)
-            await turns()
+            await iterations()
         await client.send((b"0\r\n\r\n" if chunked else b"") + HELLO)
         await client.until(b"\r\n\r\nwhole")
         await client.until(b"\r\n\r\nhello")
@@ -113,7 +113,7 @@ async def test_pieces_for_a_busy_app_are_one_message(protocol: Any) -> None:
         await client.send(post(21 * PIECE_BYTES))
         for _ in range(21):
             await client.send(bytes(PIECE_BYTES))
-            await turns()
+            await iterations()
         busy.set()
         await client.until(b"\r\n\r\nok")
         assert sum(len(message["body"]) for message in messages) == 21 * PIECE_BYTES
@@ -130,7 +130,7 @@ async def offer(client: Client, data: bytes) -> int:
             refused = 0
         except BlockingIOError:
             refused += 1
-        await turns()
+        await iterations()
     return taken
 
 
@@ -152,11 +152,11 @@ async def test_app_that_does_not_receive_holds_up_its_client(protocol: Any, begu
 
     async with serving(protocol, app) as client:
         await client.send(post(TOO_MUCH) + b"first")
-        await turns()
+        await iterations()
         assert await offer(client, UPLOAD[:65_536]) < 2_000_000
         busy.set()
         while client.state.tasks:
-            await turns()
+            await iterations()
     assert peaks[0] < 1_500_000
 
 
@@ -200,12 +200,12 @@ async def test_client_leaving_an_upload_disconnects_the_app(protocol: Any, waits
         await received.wait()
         if not waits:
             await client.send(b"more")
-            await turns()
+            await iterations()
         client.sock.close()
-        await turns()
+        await iterations()
         has_left.set()
         while client.state.tasks:
-            await turns()
+            await iterations()
     assert messages[0] == {"type": "http.request", "body": b"half", "more_body": True}
     assert messages[1:] == [{"type": "http.disconnect"}] * 2
 
@@ -222,7 +222,7 @@ async def test_client_leaving_an_upload_leaves_no_cycle(
 
     async with serving(protocol, app) as client:
         await client.send(post(TOO_MUCH) + UPLOAD)
-        await turns()
+        await iterations()
         connection: Any = next(iter(client.state.connections))
         assert isinstance(connection.transport.real.get_protocol(), asyncio.BufferedProtocol)
         left = weakref.ref(connection)
@@ -230,8 +230,8 @@ async def test_client_leaving_an_upload_leaves_no_cycle(
         with uncollected():
             client.sock.close()
             while client.state.tasks or client.state.connections:
-                await turns()
-            await turns()
+                await iterations()
+            await iterations()
             assert left() is None
 
 
@@ -263,13 +263,13 @@ async def test_app_ignoring_the_body_keeps_the_connection(protocol: Any) -> None
     app = sending(arrived.wait, start_message(length(13)), part(b"no, thank you", False))
     async with serving(protocol, app) as client:
         await client.send(post(len(UPLOAD)))
-        await turns()
+        await iterations()
         await client.send(UPLOAD[:100_000])
-        await turns()
+        await iterations()
         connection: Any = next(iter(client.state.connections))
         arrived.set()
         await client.until(b"no, thank you")
-        await turns()
+        await iterations()
         assert not bytes(connection.cycle.body)
         await client.send(UPLOAD[100_000:])
         await client.hello()

@@ -315,7 +315,7 @@ async def test_malformed_chunk_before_the_response_is_a_400(
 async def test_malformed_request_is_refused_after_response(
     protocol: Any,
 ) -> None:
-    """Its body is malformed while it waits for its turn."""
+    """Its body is malformed while it waits for earlier requests."""
     paths: list[str] = []
     go = asyncio.Event()
 

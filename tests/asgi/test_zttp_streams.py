@@ -15,7 +15,7 @@ from h2.errors import ErrorCodes
 from tests.support.http2 import Client
 
 from .http2_wire import connected, stands_still
-from .protocols import turns
+from .protocols import iterations
 from .support import body, length, raising, sending, start_message
 
 # Behind http2_wire, which has the tests skipped where zttp is not installed.
@@ -141,8 +141,8 @@ async def test_unreceived_uploads_hold_their_client_up() -> None:
 SMALL = [b"<%d>" % number for number in range(30)]
 
 
-# Small messages some turns of the loop apart, as Starlette's BaseHTTPMiddleware sends them.
-TRICKLE = [step for message in SMALL for step in (body(message), partial(turns, 3))]
+# Small messages some iterations of the loop apart, as Starlette's BaseHTTPMiddleware sends them.
+TRICKLE = [step for message in SMALL for step in (body(message), partial(iterations, 3))]
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -163,7 +163,7 @@ async def test_small_messages_of_each_stream_are_coalesced() -> None:
             assert response.frames < len(SMALL) / 2
 
 
-async def test_streams_in_one_turn_wait_for_nobody() -> None:
+async def test_streams_in_one_iteration_wait_for_nobody() -> None:
     """Event streams on one connection, each of which has a small message."""
     event, end = asyncio.Event(), asyncio.Event()
 

@@ -18,10 +18,10 @@ __all__ = [
     "Recorded",
     "arrives",
     "connected",
+    "iterations",
     "read",
     "read_to_end",
     "send_file",
-    "turns",
     "writes",
 ]
 
@@ -124,7 +124,7 @@ def writes(transport: OutputQueue) -> list[int]:
     return transport.real.writes
 
 
-async def turns(count: int = 5) -> None:
+async def iterations(count: int = 5) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
 
