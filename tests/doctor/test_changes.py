@@ -42,12 +42,12 @@ def examined(
     ("own", "wrapped", "said"),
     [
         (plain(), raising, "wrapped: fails (RuntimeError: broken by wrapping"),
-        (plain(), plain(status="500 Oops"), "wrapped: 500; as it is: 200"),
-        (plain(), plain(b"p4ge"), "wrapped: other bytes (4 B); as it is: 4 B"),
-        (plain(), plain(b"pag"), "wrapped: other bytes (3 B); as it is: 4 B"),
-        (plain(Cache_Control="no-store"), plain(), "cache-control: none; as it is: no-store"),
-        (plain(), plain(X_Other="a"), "x-other: a; as it is: none"),
-        (plain(ETag='"a"'), plain(ETag='"b"'), 'etag: "b"; as it is: "a"'),
+        (plain(), plain(status="500 Oops"), "wrapped: 500; unwrapped: 200"),
+        (plain(), plain(b"p4ge"), "wrapped: other bytes (4 B); unwrapped: 4 B"),
+        (plain(), plain(b"pag"), "wrapped: other bytes (3 B); unwrapped: 4 B"),
+        (plain(Cache_Control="no-store"), plain(), "cache-control: none; unwrapped: no-store"),
+        (plain(), plain(X_Other="a"), "x-other: a; unwrapped: none"),
+        (plain(ETag='"a"'), plain(ETag='"b"'), 'etag: "b"; unwrapped: "a"'),
     ],
 )
 def test_response_changed_by_wrapping_is_wrong(
@@ -64,7 +64,7 @@ def test_response_enlarged_by_wrapping_is_slow(monkeypatch: pytest.MonkeyPatch) 
     report = examined(monkeypatch, plain(b"a" * 50, Content_Encoding="gzip"), plain(b"a" * 500))
     (finding,) = [each for each in report.findings if each.severity == "slow"]
     assert finding.id == "WF024"
-    assert finding.what == ("wrapped: no coding; as it is: gzip; 500 B; as it is: 50 B")
+    assert finding.what == ("wrapped: no coding; unwrapped: gzip; 500 B; unwrapped: 50 B")
 
 
 def test_small_chunks_enlarged_by_compression_fix() -> None:
@@ -154,7 +154,7 @@ def test_file_that_loses_its_compression_is_slow(
     report = examine(asgi("gzip", tmp_path), ["/app.js", "/page"])
     (finding,) = [finding for finding in report.findings if finding.id == "WF024"]
     assert finding.endpoint.url == "/app.js"
-    assert "no coding; as it is: gzip; 9.8 KiB; as it is:" in finding.what
+    assert "no coding; unwrapped: gzip; 9.8 KiB; unwrapped:" in finding.what
     assert finding.fix == "ASGIFast(app, pathsend=False), or report a bug"
     report = examine(asgi("none", tmp_path), ["/app.js"])
     assert "WF024" not in [finding.id for finding in report.findings]

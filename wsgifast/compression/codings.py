@@ -44,7 +44,8 @@ MAX_ZSTD_WINDOW_LOG = 23
 # With these windows and tables, the measured memory of a compressor is at most 310 KiB for zstd,
 # 800 KiB for br, and 210 KiB for gzip. Larger windows save a few per cent of text at most.
 _STREAM_WINDOW_LOGS = {"zstd": 17, "br": 18, "gzip": 15}
-# Level 3 uses 16 and 17, which needs half a megabyte more.
+# The binary logarithm of the sizes of zstd's hash table and chain table. The defaults of level 3,
+# 16 and 17, need half a megabyte more.
 _ZSTD_STREAM_TABLE_LOG = 14
 
 # The most random bytes of padding. They hide how well a secret in the body was compressed. Django
@@ -87,11 +88,11 @@ def checked_codings(codings: Sequence[str] | None) -> Sequence[str]:
         return available_codings()
     names = list_of_text(codings)
     if names is None:
-        raise ConfigurationError(f"codings={codings!r}: a list, such as ['gzip']")
+        raise ConfigurationError(f"codings={codings!r}: must be a list such as ['gzip']")
     for coding in names:
         if coding not in PRECOMPRESSED_SUFFIXES:
             raise ConfigurationError(
-                f"{coding!r} is not a known coding: {', '.join(PRECOMPRESSED_SUFFIXES)}"
+                f"{coding!r} is not a known coding: use {', '.join(PRECOMPRESSED_SUFFIXES)}"
             )
         if not _is_available(coding):
             package = CODING_PACKAGES[coding]

@@ -103,8 +103,8 @@ class Response(ResponseWriter):
         )
         self.closes = start.closes or not framing.has_known_end
         BodyCounter.__init__(self, framing)
-        # If the body is shorter than the app's Content-Length, only a closed connection tells the
-        # client.
+        # If the body is shorter than the app's Content-Length, the client notices the missing bytes
+        # only if the connection is closed.
         length = self.length
         self.must_close = length is not None and size < length
 
@@ -133,7 +133,7 @@ def _checked(block: object) -> bytes:
 
 
 class Outlet:
-    """Sends buffers and files on a blocking socket: an :class:`~..bodies.writer.Output`.
+    """An :class:`~..bodies.writer.Output` that sends buffers and files on a blocking socket.
 
     All methods that send raise ClientGone if the client has left, or receives nothing for the
     timeout of the socket.
@@ -164,8 +164,8 @@ class Outlet:
     ) -> None:
         """Send all buffers.
 
-        :param more_follows: whether the caller sends more bytes at once. The kernel may then delay
-            the last TCP segment.
+        :param more_follows: whether the caller will send more bytes immediately. The kernel may
+            then delay the last TCP segment.
         """
         try:
             # The timeout of sendall() would be for all bytes together.

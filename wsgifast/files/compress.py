@@ -109,8 +109,8 @@ def compress(
     :param skip_extensions: extensions of files to skip, such as "jpg" or ".jpg". The default is
         those of compressed formats.
     :param against: directories of earlier releases, for StaticFiles with `dictionaries`. For each
-        file with a content hash in its name, a delta to each earlier release of the file is written
-        (RFC 9842). An example is `app.3f2a1b9c.js.DIGEST.dcz`. DIGEST is the first 16 hexadecimal
+        file with a content hash in its name, a delta from each earlier release is written (RFC
+        9842). An example is `app.3f2a1b9c.js.DIGEST.dcz`. DIGEST is the first 16 hexadecimal
         digits of the SHA-256 of the earlier file. Deltas of earlier runs are removed together with
         their original.
     :param progress: called as progress(files_done, files_total, relative_path).
@@ -168,7 +168,7 @@ def skipped_extensions(given: Iterable[str] | None) -> Collection[str]:
         return _COMPRESSED_EXTENSIONS
     names = list_of_text(given)
     if names is None:
-        raise ConfigurationError(f"skip_extensions={given!r}: a list of strings, such as ['jpg']")
+        raise ConfigurationError(f"skip_extensions={given!r}: must be a list such as ['jpg']")
     own_extensions = {*PRECOMPRESSED_SUFFIXES.values(), DELTA_SUFFIX}
     return {*(f".{name.lstrip('.').lower()}" for name in names), *own_extensions}
 

@@ -72,8 +72,8 @@ _TYPES = {
 # Files with this extension are always compressed by gzip. Browsers show them only with a
 # Content-Encoding, which the registration of image/svg+xml requires.
 _COMPRESSED_EXTENSION = ".svgz"
-# Other compressed files, such as archive.tar.gz, get the type of the compressed format. With a
-# Content-Encoding, a browser would save them decompressed.
+# Other compressed files get the type of their compression: archive.tar.gz is application/gzip. With
+# a Content-Encoding, a browser would save them decompressed.
 _ENCODED_TYPES = {
     "gzip": "application/gzip",
     "bzip2": "application/x-bzip2",
@@ -96,7 +96,8 @@ _CHARSET = re.compile(r"[!#$%&'*+^`{}~\w.-]+", re.ASCII)
 class HeaderRules:
     """Makes the headers of a file. See :mod:`wsgifast.files.site_options` for the other options.
 
-    :ivar dictionaries: decides which content types get deltas. None to send no deltas.
+    :ivar dictionaries: a function that returns whether files of a content type are sent as deltas
+        to earlier releases (RFC 9842). None to send no deltas.
     :raises ConfigurationError: if an option has an invalid value.
     """
 
@@ -176,7 +177,7 @@ def _immutable_test(rule: ImmutableTest | str | re.Pattern[str] | None) -> Immut
         pattern.search("")  # raises TypeError for a bytes pattern
     except (re.error, TypeError) as error:
         raise ConfigurationError(
-            f"immutable={rule!r}: a regular expression for URL paths, or a function of "
+            f"immutable={rule!r}: must be a regular expression for URL paths, or a function of "
             f"(path, url) ({error})"
         ) from error
     return lambda path, url: pattern.search(url) is not None
@@ -185,7 +186,9 @@ def _immutable_test(rule: ImmutableTest | str | re.Pattern[str] | None) -> Immut
 def _checked_types(given: Mapping[str, str] | None) -> dict[str, str]:
     types = dict(_TYPES)
     if given is not None and not isinstance(given, Mapping):
-        raise ConfigurationError(f"mimetypes={given!r}: a mapping such as {{'.js': 'text/x'}}")
+        raise ConfigurationError(
+            f"mimetypes={given!r}: must be a mapping such as {{'.js': 'text/x'}}"
+        )
     for name, content_type in (given or {}).items():
         if not _matches(_EXTENSION_OR_NAME, name) or not _matches(_TYPE, content_type):
             raise ConfigurationError(

@@ -105,8 +105,8 @@ class FileReporter:
 
     Only one thread at a time writes.
 
-    :ivar activity: if set, a function that returns None while the process is active. While it is
-        idle, the function always returns the same value.
+    :ivar activity: if set, a function that returns None while the process is active. While the
+        process is idle, each call returns the same value.
     """
 
     def __init__(self) -> None:

@@ -10,9 +10,9 @@ This works while each turn is short. A *turn* is one event, task or job that a t
 the leader is in a turn for longer than a tick, the *monitor* (monitor.py) makes another thread the
 leader. It *promotes* a *follower*, which is a waiting thread. The old leader may run an app, or be
 blocked in a system call. A leader that computes gets more time, because two threads that alternate
-on the GIL are slower than one. For the same reason, a thread that does not lead becomes a follower
-after its turn. It becomes the leader only in two cases: if a busy leader found no follower and
-*offered* the lead, or if the busy leader is the spare.
+on the GIL are slower than one. For the same reason, a thread that is not the leader does not become
+the leader after its turn, but waits as a follower. There are two exceptions: a busy leader has
+found no follower and *offered* the lead, or the busy leader is the spare (see below).
 
 If no thread is free, the pool is *saturated* and the monitor promotes the *spare* thread. The spare
 polls, receives and sends, but never runs an app. So downloads, uploads and new connections
@@ -25,7 +25,7 @@ before it could handle them. Jobs that are ready to run wait in `ready`.
         +--another thread leads------------ not leading, in a turn
                                                    | the lead was offered: leading
 
-    spare, idle --no follower--> leading --a job for a follower, or blocked--> spare, idle
+    spare, idle --no follower--> leading --a follower is free, or spare is blocked--> spare, idle
 
 The leader is the thread that *should* poll. Two threads may poll for a moment without harm: the
 poller reports an event to only one thread (poller.py), and a deque returns an item only once. But
@@ -33,11 +33,11 @@ at least one thread must poll. So the leader never waits at its gate, which is a
 thread releases to wake it. A waiting thread becomes the leader only when it is woken. The leader
 changes under one lock. A thread that still leads after its turn does not acquire this lock.
 
-Some connections have more work to do at once, such as the next pipelined request. This work is
+Some connections have further work after a turn, such as the next pipelined request. This work is
 *deferred*, so that other connections do not wait for it. The leader finishes its work and polls.
-Then it handles the events of the poll. Then it handles deferred items for about as long, before the
-next poll. If many events arrive at once, writable sockets are deferred too. They may be thousands
-of downloads, and a short request should not wait for them.
+Then it handles the events of the poll. Before the next poll, it handles deferred items for about
+the time that the events took. If many events arrive at once, writable sockets are deferred too.
+They may be thousands of downloads, and a short request should not wait for them.
 
 *close() of bodies.* If the output queue reads a file of the app, the body is closed after the last
 byte was sent. The thread that ran the app calls close(), because frameworks store objects for each
@@ -45,9 +45,9 @@ thread. It calls close() between two of its turns. The thread that sends the las
 close() *due*. If the app's thread polls or follows, it is woken. It calls due close()s before it
 does other work.
 
-A thread with a pending close() leads only if every follower has a pending close() too. A follower
-is free when the close() becomes due. A leader might then run a request that waits for a lock that
-only this close() releases.
+A thread with a pending close() leads only if every follower has a pending close() too. As a
+follower, the thread is free to call close() when it becomes due. As the leader, it might run a
+request that waits for a lock that only this close() releases.
 
     pending --last byte sent, or the client disconnects--> due --its thread's next turn--> called
                                                                --that thread is stuck--> called by a
@@ -69,9 +69,9 @@ from typing import Any
 from .monitor import TICK_S, Exhaustion, Member, Monitor, is_running, this_thread
 from .poller import WRITE, Event, Poller
 
-# After a slow app, the leader promotes another thread before it runs an app, until this many
-# consecutive apps were quick. Slow requests arrive in bursts, and each would delay the next request
-# by a tick.
+# After a slow app, each leader promotes another thread before it runs an app. This ends after this
+# number of consecutive quick apps. Slow requests arrive in bursts, and each would delay the next
+# request by a tick.
 _EARLY_PROMOTIONS = 8
 # An app is slow if it takes this long. The time is not shorter because a quick app may wait for a
 # CPU on a busy machine.
@@ -142,7 +142,7 @@ class Pool:
     failed: bool = False
     _polled_at: float = 0.0
     _spare_waits: bool = False  # at its gate
-    # Whether the leader's turn may be long, and no thread was free to lead when it was offered.
+    # Whether the lead is offered: the leader's turn may be long, and no thread was free to lead.
     _lead_is_offered: bool = False
     _followers: list[Member] = field(default_factory=list)  # the threads that wait at their gates
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -171,8 +171,8 @@ class Pool:
     def push(self, item: Event | Task, *, after: int = sys.maxsize) -> None:
         """Add work from any thread.
 
-        :param after: the number of other items to handle before, if there are so many. With 0, the
-            item must not exceed a tick.
+        :param after: the position in the queue, as the number of items to handle before this one.
+            By default the item is the last. With 0, the item must not exceed a tick.
         """
         self.work.insert(after, item)
         self._wake_for_work()

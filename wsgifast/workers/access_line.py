@@ -27,7 +27,8 @@ from .json_log import JSONLogger
 # A function of the response, the request, the environ and the duration in seconds.
 LineMaker = Callable[[Any, Any, dict[str, Any], float], str]
 
-# An expression for each field. Only the values of _QUOTED_FIELDS may contain quotes.
+# An expression for each field without an argument. The values of _FIELDS contain no quotes. Those
+# of _QUOTED_FIELDS and _LOOK_UPS may contain quotes, which are escaped.
 _FIELDS = {
     "l": "'-'",
     "t": "now()",

@@ -3,8 +3,7 @@
 The raw app has no wrapper of wsgifast. Many responses are different at each request, because they
 contain the time, a token or a counter. So a difference between the raw and the wrapped response
 counts only under two conditions. The difference must occur each time that both apps are requested.
-And the raw responses must not differ from each other in the same kind of difference, such as the
-body.
+And that part of the response, such as the body, must be equal in all raw responses.
 """
 
 from __future__ import annotations
@@ -38,7 +37,8 @@ _MIN_ROUNDS = 5
 _COSTS_S = 0.1
 # Before _MIN_ROUNDS rounds, no further round begins if all requests together took this time.
 _MAX_COSTS_S = 3.0
-# After this time, an endpoint gets only one more request to each contender whose cost is unknown.
+# After this time, the doctor sends one more request to each contender whose cost is unknown, and no
+# other requests.
 MAX_S = 8.0
 # A smaller body fits into socket buffers, so a slow client blocks no thread.
 _BLOCKING_BYTES = 512 * 1024
@@ -78,7 +78,8 @@ def observer(
             record = stack.enter_context(StartedApp(app)).record
             wrapped = wrapped or ASGIFast(app)
             variants = {"raw": app, "wrapped": wrapped}
-            # asgifast's protocols and ASGIFast offer pathsend to the same apps.
+            # asgifast's protocols offer pathsend to an app if ASGIFast offers it. So this decision
+            # also tells whether an app on these protocols sends its files by sendfile.
             if wrapped.pathsend_decision.offered:
                 variants["sendfile"] = wrapped
             else:
@@ -165,7 +166,7 @@ def compressed_sizes(response: Recording) -> dict[str, CompressedSize]:
 
 
 def _shortest_block_s(seen: Observation, record: Record) -> float:
-    """Return the time for which every request blocks the event loop at least.
+    """Return the shortest time for which a request blocks the event loop.
 
     If the first requests block the event loop for long, further requests are made. The shortest
     time counts, because other work on the machine makes some requests slower.
@@ -185,8 +186,8 @@ def _costs(
 ) -> dict[str, Cost]:
     """Measure the costs of the contenders.
 
-    :param first: if there is no time for rounds: the earlier recordings. Then only contenders
-        without an earlier recording get a request.
+    :param first: the earlier recordings. If there is no time for rounds, they are used, and only
+        contenders without an earlier recording get a request.
     :returns: an empty dict if a request fails.
     """
     runs = {name: [first[name]] if name in first else [] for name in contenders}
@@ -237,7 +238,7 @@ def changes(
     Of each kind, return the first one.
 
     :param contenders: the functions that request "raw", "wrapped", and for ASGI "sendfile".
-    :param requests: the endpoint with different headers.
+    :param requests: the endpoint once for each set of headers to send.
     :param known: maps contenders and endpoints to the recordings so far. New recordings are added.
     :param is_late: a function that returns whether there is no time for further requests.
     """
@@ -316,9 +317,9 @@ def _differences(raw: Recording, other: Recording) -> dict[str, str]:
     """Return the differences between two responses. The keys are their kinds."""
     if other.failed:
         reason = other.error or other.problem or "it does not end in time"
-        return {"failure": f"fails ({reason}); as it is: {raw.status}"}
+        return {"failure": f"fails ({reason}); unwrapped: {raw.status}"}
     if other.status != raw.status:
-        return {"status": f"{other.status}; as it is: {raw.status}"}
+        return {"status": f"{other.status}; unwrapped: {raw.status}"}
     found = {}
     fields, others = _fields(raw), _fields(other)
     # The values of these headers depend on the content coding.
@@ -329,14 +330,15 @@ def _differences(raw: Recording, other: Recording) -> dict[str, str]:
             others.pop(name, None)
         body = decoded(bytes(other.body), other.coding)
         if body is not None and hashlib.blake2b(body).digest() != raw.digest.digest():
-            found["body"] = f"other bytes, decoded ({size_text(len(body))}); as it is: {_size(raw)}"
+            size = size_text(len(body))
+            found["body"] = f"other bytes, decoded ({size}); unwrapped: {_size(raw)}"
     elif fields.get("content-encoding") != others.get("content-encoding"):
         codings = [(each.get("content-encoding") or ["no coding"])[0] for each in (others, fields)]
-        found["coding"] = f"{codings[0]}; as it is: {codings[1]}"
+        found["coding"] = f"{codings[0]}; unwrapped: {codings[1]}"
     elif raw.digest.digest() != other.digest.digest():
-        found["body"] = f"other bytes ({_size(other)}); as it is: {_size(raw)}"
+        found["body"] = f"other bytes ({_size(other)}); unwrapped: {_size(raw)}"
     if _is_larger(other, raw):
-        found["size"] = f"{_size(other)}; as it is: {_size(raw)}"
+        found["size"] = f"{_size(other)}; unwrapped: {_size(raw)}"
     for name in sorted(fields.keys() | others.keys()):
         old, new = fields.get(name), others.get(name)
         is_added = old is None and name in _ADDED
@@ -346,7 +348,7 @@ def _differences(raw: Recording, other: Recording) -> dict[str, str]:
             is_added = before <= after <= before | {"accept-encoding"}
         if old != new and not is_added and not (found and name in derived):
             shown = [", ".join(each) if each else "none" for each in (new, old)]
-            found[f"header {name}"] = f"{name}: {shown[0]}; as it is: {shown[1]}"
+            found[f"header {name}"] = f"{name}: {shown[0]}; unwrapped: {shown[1]}"
     return found
 
 

@@ -36,7 +36,8 @@ from ...http.stream_headers import Field, PlainHeaders, plain_headers
 from ..options import Options
 from .header_blocks import TABLE_BYTES, Decoder, Encoder
 
-# The last stream of the first of two GOAWAY frames. It refuses no stream (RFC 9113 section 6.8).
+# The number of the last stream in the first of two GOAWAY frames. This number refuses no stream
+# (RFC 9113 section 6.8).
 ALL_STREAMS = 2**31 - 1
 # The default of INITIAL_WINDOW_SIZE (RFC 9113 section 6.9.2).
 _DEFAULT_WINDOW_BYTES = 65_535
@@ -71,7 +72,7 @@ _CONFIG = H2Configuration(
 
 
 class _Values(list[Any]):
-    """The values of a setting. The first value is in effect. It replaces h2's deque."""
+    """The values of a setting, in place of h2's deque. The first value is in effect."""
 
     __slots__ = ()
 
@@ -101,7 +102,7 @@ class _OwnSettings(_SmallSettings):
 
 
 class StreamRefused(Event):
-    """The server has reset a stream, before its request was passed on or in the middle of it.
+    """The server has reset a stream, before its request was passed on or while its body arrives.
 
     :ivar malformed: why the request is malformed (RFC 9113 section 8.1.1). Empty if the client
         exceeded MAX_CONCURRENT_STREAMS.
@@ -113,7 +114,7 @@ class StreamRefused(Event):
 
 
 class PlainRequest(Event):
-    """A request with plain headers. It replaces h2's event.
+    """A request that needs no frame objects of h2. It replaces h2's event.
 
     :ivar headers: the fields as they were received.
     :ivar ends: whether the request has no body.
@@ -167,7 +168,8 @@ class Frames(H2Connection):
             SettingCodes.MAX_FRAME_SIZE: options.http2_frame_bytes,
             # The server ignores the priorities of RFC 7540 (RFC 9218 section 2.1).
             _NO_OLD_PRIORITIES: 1,
-            # A smaller window is announced afterwards: it is valid when the client acknowledges it.
+            # Another SETTINGS frame announces a smaller window. It is in effect when the client has
+            # acknowledged that frame.
             SettingCodes.INITIAL_WINDOW_SIZE: max(window, _DEFAULT_WINDOW_BYTES),
         }
         self._header_block_bytes = options.http2_header_list_bytes
@@ -214,7 +216,8 @@ class Frames(H2Connection):
             return self.receive_data(data)  # it begins with the end of a frame
         events: list[Any] = []
         size = len(data)
-        at, passed = self._preface_left, 0  # the next frame, and the first byte for h2
+        at, passed = self._preface_left, 0
+        # `at` is the position of the next frame. h2 has got all bytes before `passed`.
         self._preface_left = max(0, at - size)
         while at + _FRAME_HEADER.size <= size:
             high, low, kind, flags, number = _FRAME_HEADER.unpack_from(data, at)
@@ -320,7 +323,10 @@ class Frames(H2Connection):
         self._append(frames)
 
     def _is_answerable(self, stream: H2Stream, *, has_headers: bool) -> bool:
-        """Return whether a stream's request is complete, and no byte of the body was sent."""
+        """Return whether the server may send a frame on a stream whose request is complete.
+
+        :param has_headers: whether the headers of the response must have been sent.
+        """
         machine = stream.state_machine
         return (
             machine.state is StreamState.HALF_CLOSED_REMOTE
@@ -417,7 +423,8 @@ class Frames(H2Connection):
         refuses = (
             known is None and len(self.streams) >= limit and self.open_inbound_streams >= limit
         )
-        # h2 compares the length only with DATA frames. With trailers, it forgets the length.
+        # h2 compares the Content-Length of a request with its DATA frames only. When trailers
+        # arrive, h2 sets the expected length to None.
         length = None if known is None else known._expected_content_length
         try:
             frames, events = super()._receive_headers_frame(frame)
