@@ -111,25 +111,28 @@ class DelayedBlocks:
 class Spilling:
     """Buffers that a disk thread writes to a temporary file.
 
-    :ivar remaining: the buffers, without the bytes that were popped to be sent before.
+    These are lists, because CPython keeps freed blocks of deques. Such a block at the end of the
+    heap would keep the memory before it from the system.
+
+    :ivar remaining: the buffers in reverse order, without the bytes that were popped to be sent.
     :ivar popped_bytes: the number of these bytes.
     """
 
-    buffers: Sequence[memoryview]
-    remaining: deque[memoryview] = field(init=False)
+    buffers: list[memoryview]
+    remaining: list[memoryview] = field(init=False)
     popped_bytes: int = 0
 
     def __post_init__(self) -> None:
-        self.remaining = deque(self.buffers)
+        self.remaining = self.buffers[::-1]
 
     def pop(self, limit: int) -> bytes:
         """Return a copy of the next bytes, at most `limit`, to be sent."""
         parts: list[memoryview] = []
         while limit and self.remaining:
-            buffer = self.remaining.popleft()
+            buffer = self.remaining.pop()
             parts.append(buffer[:limit])
             if len(buffer) > limit:
-                self.remaining.appendleft(buffer[limit:])
+                self.remaining.append(buffer[limit:])
             limit -= len(parts[-1])
         data = b"".join(parts)
         self.popped_bytes += len(data)
@@ -204,14 +207,14 @@ class Backlog:
                 limit = ahead_bytes
         self.count_memory()
         items, remaining = self._items, self.in_memory
-        buffers: deque[memoryview] = deque()
+        buffers: list[memoryview] = []
         while remaining > limit and isinstance(buffer := items[-1], memoryview):
             items.pop()
-            buffers.appendleft(buffer)
+            buffers.append(buffer)
             remaining -= _bytes_in_memory(buffer)
         if not buffers:
             return None
-        self.spilling = spilling = Spilling(buffers)
+        self.spilling = spilling = Spilling(buffers[::-1])
         items.append(spilling)
         return spilling
 
@@ -346,7 +349,7 @@ class Backlog:
         remaining = spilling.remaining
         self.in_memory += sum(map(_bytes_in_memory, remaining))
         self.in_memory -= sum(map(_bytes_in_memory, spilling.buffers))
-        self._items.extendleft(reversed(remaining))
+        self._items.extendleft(remaining)
 
     def _insert(self, data: bytes) -> None:
         self._items.appendleft(memoryview(data))
