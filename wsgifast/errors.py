@@ -1,4 +1,4 @@
-"""The base class of all errors that wsgifast raises on purpose, and the errors of several packages.
+"""The base class of all errors that wsgifast raises on purpose, and errors of many modules.
 
 Other errors are defined where they are raised: errors of sockets in :mod:`wsgifast.sockets`, errors
 of FastWorker in :mod:`wsgifast.workers`, and errors of asgifast.uvicorn in that module.
@@ -88,8 +88,8 @@ class RequestError(WSGIFastError, OSError):
         """Return the response: the status line, the headers, and the message as the body.
 
         :param replaced: the headers of a response that this one replaces. They are included, except
-            headers about content. For example, without CORS headers a browser would hide the
-            response from pages.
+            headers about content. Browsers need some of them: without the CORS headers, a browser
+            would hide the response from pages.
         """
         body = f"{self}\n".encode()
         headers = [item for item in replaced if not _is_of_content(item[0].lower())]
@@ -132,11 +132,11 @@ class BodyTooShort(WSGIFastError, EOFError):
 
 
 class ClientGone(WSGIFastError, ConnectionAbortedError):
-    """The client has left, or has sent or received no byte for too long. It is disconnected."""
+    """The client has left, or is disconnected because it sent or received no byte for too long."""
 
 
 class ConfigurationError(WSGIFastError, ValueError):
-    """An option has an invalid value. Objects raise it when they are made, not at a request."""
+    """An option has an invalid value. It is raised when an object is made, not in a request."""
 
 
 class MissingExtra(WSGIFastError, ImportError):

@@ -37,7 +37,7 @@ class ASGIFast:
 
     :param app: any ASGI 3 application.
     :param coalesce: coalesce small body messages, as above. This is the default, unlike in
-        WSGIFast, because a message is delayed for a few milliseconds at most.
+        WSGIFast, because the delay is short.
     :param ranges: handle Range and If-Range if the app responds to a GET with 200 and a file. For
         the conditions and the ETag see :func:`wsgifast.files.app_files.plan_file_body`. If an app
         handles Range itself, its responses are not changed. Starlette's FileResponse handles Range,
@@ -67,8 +67,8 @@ class ASGIFast:
     :param etag: like WSGIFast's option, for a body that is sent in one message.
     :param request_id: like WSGIFast's option. The id is in the scope and in its headers.
     :param server_timing: like WSGIFast's option.
-    :param report_slow_shapes: like WSGIFast's option: the share of responses whose shape is
-        examined for the log. 0 disables this, and costs nothing.
+    :param report_slow_shapes: like WSGIFast's option: the share of responses to examine for slow
+        shapes, such as many small messages. They are logged. 0 disables this, and costs nothing.
     :raises ConfigurationError: if `app` is not an ASGI app, or if the value of an option is
         invalid.
     :raises MissingExtra: if a package for `metrics` or `traces` is not installed.
@@ -157,8 +157,7 @@ class ASGIFast:
             # An asgifast server or an outer ASGIFast has made the extensions.
             if len(extensions) != len(FILE_EXTENSIONS):
                 inner = {**scope, "extensions": {**without_files(offered), **extensions}}
-        # Otherwise the app gets the server's extensions unchanged.
-        elif extensions or self._is_hidden:
+        elif extensions or self._is_hidden:  # if not, the server's extensions are not changed
             remaining = without_files(offered) if self._is_hidden else offered
             inner = {**scope, "extensions": {**remaining, **extensions}}
         coding = None
@@ -173,7 +172,8 @@ class ASGIFast:
         exchange = exchange_for(scope, receive, send, self._repairs, coding)
         app = self._call  # this is faster than self._call(...)
         try:
-            # Returned because servers report apps that return another value than None.
+            # uvicorn logs an error if an app returns a value other than None. So its value is
+            # passed.
             result = await app(inner, exchange.receive, exchange.send)  # type: ignore[func-returns-value]
         except BaseException as error:
             if exchange.start is not None or exchange.is_examined:

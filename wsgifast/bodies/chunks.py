@@ -10,8 +10,8 @@ from ..checks import app_name
 from ..errors import BodyError
 from ..http.headers import Headers
 
-# A chunk of this size or more is not joined with others. Compared with its bytes, a system call
-# costs little, and a copy would cost memory.
+# A chunk of this size or more is not joined with others. The system call that joining saves costs
+# less than a copy of the chunk.
 LARGE_CHUNK_BYTES = 64 * 1024
 # Up to this size, a body of small chunks is joined as a whole. A larger body is joined in blocks.
 JOINED_WHOLE_BYTES = 1024 * 1024
@@ -52,7 +52,7 @@ def to_bytes(
             data = data.removeprefix(_encoded("", name, app))
         return data
     try:
-        # A subclass of bytes is converted, too, because wsgiref only accepts bytes itself.
+        # A subclass of bytes is converted, too, because wsgiref accepts no subclasses.
         return bytes(memoryview(chunk))  # type: ignore[arg-type]
     except TypeError:
         raise BodyError(
@@ -74,7 +74,7 @@ def _encoded(text: str, charset: str, app: object) -> bytes:
 def few_chunks(
     chunks: list[Any] | tuple[Any, ...], convert: Callable[[object], bytes]
 ) -> tuple[Iterable[bytes], int]:
-    """Return a list or tuple of chunks as few large chunks of bytes, and their total length.
+    """Join a list or tuple of chunks into a few large chunks. Return these and their total length.
 
     If nothing has to be converted or joined, the result is the same object. If all chunks together
     are small, it is one block. Otherwise it is an iterator that joins one block at a time. Large
@@ -160,7 +160,7 @@ def coalesced(chunks: Iterator[bytes], clock: Callable[[], float]) -> Iterator[b
             if quick >= QUICK_CHUNKS:
                 if delayed_bytes < LARGE_CHUNK_BYTES and now - oldest <= MAX_HOLD_S:
                     continue
-            elif chunk:  # after an empty chunk, the app may still replace the headers
+            elif chunk:  # an empty chunk does not end the time in which headers may change
                 quick += 1
             yield b"".join(delayed)
             delayed, delayed_bytes = [], 0

@@ -70,9 +70,9 @@ class CheckedLines:
 def check_headers(request_line: str, headers: Message) -> int | None:
     """Check parsed request headers, and return the length of the body (section 6.3).
 
-    Headers with an underscore in their name are removed. In a WSGI environ they have the key of the
-    name with a hyphen, and a proxy may set or remove only that name. Transfer-Encoding is removed
-    because the application reads the decoded body (section 7.1.3).
+    Headers with an underscore in their name are removed. X_User and X-User have the same key in a
+    WSGI environ, and a proxy may set or remove only X-User. So a client could forge its value.
+    Transfer-Encoding is removed because the application reads the decoded body (section 7.1.3).
 
     :param request_line: the request line without its line end.
     :returns: the length of the body in bytes. None if the body is chunked.

@@ -35,8 +35,8 @@ _CONTENT_HEADERS = frozenset(
     | {"content-md5", "content-digest"}
 )
 # Headers about the representation, which an error must not have. With the file's Cache-Control, a
-# cache would store a 412 or 416 as long as the file (RFC 9111, section 3). Validators belong to the
-# selected representation (section 8.8), and an error page is not that representation.
+# cache would store a 412 or 416 for as long as the file (RFC 9111, section 3). Validators belong to
+# the selected representation (section 8.8), and an error page is not that representation.
 _REPRESENTATION_HEADERS = frozenset(
     {"etag", "last-modified", "cache-control", "expires", "cdn-cache-control", "surrogate-control"}
     | {"content-disposition", "content-location"}
@@ -73,7 +73,7 @@ class RequestFacts(NamedTuple):
     dictionary: ClientDictionary | None = None
 
 
-# The values of `range` to `if_modified_since` in most requests.
+# The six fields from `range` to `if_modified_since`, as in most requests.
 UNCONDITIONAL = (None,) * 6
 
 
@@ -297,11 +297,13 @@ def describe(
 ) -> Representation:
     """Return the representation of a file on disk, with the headers of a file server.
 
-    If the file's time is in the future, Last-Modified is the current time (section 8.8.2.1).
-    Preconditions still use the file's time, so no date that a client has received matches.
+    If the file's time is in the future, Last-Modified is the current time (section 8.8.2.1). But
+    preconditions use the file's time. So a date that a client has received never matches, and the
+    client gets the whole file again.
 
     :param size: the size in bytes.
-    :param mtime_ns: st_mtime_ns: nanoseconds since 1970 (UTC). Less than 2 s means unknown.
+    :param mtime_ns: st_mtime_ns: nanoseconds since 1970 (UTC). A time in the first two seconds of
+        1970 means that the time is unknown.
     :param now: the current time, in seconds since 1970 (UTC).
     :param etag: see `stat_etag` and `content_etag`. None for no ETag header.
     :param coding: the content coding of a precompressed file, in lower case.

@@ -25,8 +25,9 @@ _MAX_BUFFERS = 1024
 # The disk is full, a quota or the largest file size is reached, or there is no free descriptor.
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE})
 
-# Values for mallopt(3). glibc returns a freed block of M_MMAP_THRESHOLD (-3) bytes or more to the
-# system at once. It keeps at most M_TRIM_THRESHOLD (-1) free bytes at the end of the heap.
+# Options of mallopt(3) and their values. Option -3 is M_MMAP_THRESHOLD: glibc returns a freed block
+# of this size or more to the system at once. Option -1 is M_TRIM_THRESHOLD: glibc keeps at most
+# this number of free bytes at the end of the heap.
 _THRESHOLDS = (-3, 4 * 1024 * 1024), (-1, 8 * 1024 * 1024)
 
 
@@ -41,7 +42,7 @@ def _refusal(error: OSError) -> OSError:
 
 
 class Budget:
-    """Counts the bytes of one kind, such as those of all temporary files. Thread-safe.
+    """Counts the bytes of one resource, such as all temporary files. Thread-safe.
 
     :param limit_bytes: the maximum total.
     """
@@ -162,7 +163,7 @@ class Spool:
         self._file.write_all(data)
 
     def open(self) -> BinaryIO:
-        """Return the whole body as a file. The caller closes that file, and not this object."""
+        """Return the whole body as a file. The caller must close the file, but not this object."""
         if self._file is None:
             memory, self._memory = self._memory, bytearray()
             return CountedBytes(memory, self._reserved)
@@ -276,10 +277,10 @@ def _write_at(fd: int, buffers: Sequence[bytes | bytearray | memoryview], offset
 def return_large_blocks() -> None:
     """Make glibc return large freed blocks of memory to the system at once, and reuse other blocks.
 
-    By default, glibc keeps the freed memory of a page of 12 MB that waited for a slow client. After
-    each page of 200 kB, glibc returns the end of its heap, and the kernel clears that memory again
-    for the next page. Fixed thresholds (mallopt(3)) avoid both. If the environment configures
-    glibc's allocator, they are not set.
+    By default, glibc keeps the freed memory of a 12 MB response that waited for a slow client.
+    After each response of 200 kB, glibc returns the end of its heap to the kernel. For the next
+    response, the kernel must clear that memory again. Fixed thresholds (mallopt(3)) avoid both. If
+    the environment configures glibc's allocator, they are not set.
     """
     if not any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
         with contextlib.suppress(ImportError, OSError, AttributeError):  # no mallopt()

@@ -33,8 +33,8 @@ class Instruments(RequestMetrics):
 
     The histograms of requests are synchronous instruments: they record each request. The counters
     and gauges are asynchronous instruments. At each collection, they get their values from the
-    records of this class and from the collectors of the process, such as FastWorker's. Other
-    histograms record each new value that such a collector finds.
+    records of this class and from the collectors of the process, such as FastWorker's. The
+    histograms of the process record each new value that a collector finds.
 
     :param provider: the provider of meters. None for the global one.
     """

@@ -32,8 +32,8 @@ from .gunicorn_support import Settings
 from .gunicorn_version import is_tested
 
 _WITH_UNITS = [name for name in OPTIONS if name.endswith(("_bytes", "_s"))]
-# A name is misspelt if difflib finds a higher similarity with an option. The names of a subclass's
-# own attributes are less similar, such as memory_limit_bytes (0.82) or db_timeout_s (0.85).
+# A name is misspelt if difflib finds a higher similarity with an option. A subclass may have other
+# attributes, such as memory_limit_bytes (0.82) or db_timeout_s (0.85), whose similarity is lower.
 _MIN_SIMILARITY = 0.87
 
 
@@ -76,7 +76,7 @@ def check_attributes(worker: Any, base: type) -> None:
 
 
 def check_settings(cfg: Any) -> None:
-    """Check the settings that gunicorn accepts, but FastWorker does not support.
+    """Check the settings of which gunicorn accepts more values than FastWorker.
 
     :raises InvalidWorkerOption: for the first wrong setting.
     """
@@ -98,8 +98,9 @@ def check_names(names: Mapping[str, Any]) -> None:
 
     Such names are probably misspelt, and would have no effect.
 
-    Other unknown names are allowed, because subclasses and configuration files may define names. A
-    name that is read in its file is allowed too, as in ``timeout = request_timeout``.
+    Other unknown names are allowed, because subclasses and configuration files may define names. If
+    the configuration file itself reads a name, the name is allowed too. An example is the name
+    request_timeout in the line ``timeout = request_timeout``.
 
     :param names: names and values of a class or module.
     :raises InvalidWorkerOption: for the first misspelt name.
@@ -187,7 +188,7 @@ def _options(names: Mapping[str, Any], worker: type, base: type) -> dict[str, An
         if (class_value := _class_options[worker][name]) != _class_options[base][name]:
             raise InvalidWorkerOption(
                 f"{name}={value!r} in gunicorn's configuration: {worker.__name__}.{name} is "
-                f"{class_value!r} too. Remove one of the two"
+                f"also set, to {class_value!r}. Remove one of the two"
             )
     return configured
 

@@ -22,14 +22,14 @@ from ..loading.servers import MODULE
 from .loads import Client, Load, Task
 from .processes import HOST, Address, free_port, started
 
-# A master takes half a second to stop its workers.
+# The maximum time in which Locust's master stops its workers. It takes half a second.
 _STOP_WORKERS_S = 5.0
 # The interval between checks of the workers on this machine.
 _CHECK_S = 1.0
 
 
 class LocustFailed(WSGIFastError, RuntimeError):
-    """Locust's process ended, or its workers did not connect. The text is its message."""
+    """Locust's process ended, or its workers did not connect. The text has Locust's last output."""
 
 
 @dataclass
@@ -71,7 +71,7 @@ class Locust:
     def load(self, task: Task, users: int, **more: object) -> Load:
         """Make one run.
 
-        :param more: further fields of the run, for another `module`.
+        :param more: further fields of the run, for a subclass with its own `module`.
         :raises LocustFailed: if Locust's process has ended.
         """
         self._runs += 1
@@ -132,5 +132,5 @@ class Locust:
 
 
 def worker_command(master: Address, module: str = Locust.module) -> list[str]:
-    """Return the command of a worker of Locust, which ends with its master."""
+    """Return the command that starts a Locust worker. The worker ends when its master ends."""
     return [sys.executable, *MODULE, module, "worker", *map(str, master)]
