@@ -239,7 +239,7 @@ def test_option_in_configuration_and_class_is_refused(names: Any) -> None:
     with pytest.raises(InvalidWorkerOption) as caught:
         configure(worker, FastWorker)
     assert str(caught.value) == (
-        "body_limit_bytes=5 in gunicorn's configuration: Mine.body_limit_bytes is 7 too. "
+        "body_limit_bytes=5 in gunicorn's configuration: Mine.body_limit_bytes is also set, to 7. "
         "Remove one of the two"
     )
 
