@@ -320,7 +320,7 @@ class WSGIFast:
         stream = ConvertedStream(response, body, coalesce=self.coalesce)
         if not response.forwarded:
             response.codes_stream = response.compression is not None
-            if response.status is not None:
+            if response.status is not None and not response.delays_headers():
                 response.forward()
         return stream
 

@@ -51,7 +51,7 @@ def test_messages_of_some_iterations_are_delayed_again(delayed: DelayedMessages)
         assert delayed.pop_joined(b"c") == b"abc"
 
 
-def test_messages_of_one_iteration_are_delayed_no_longer(delayed: DelayedMessages) -> None:
+def test_messages_of_one_iteration_have_no_more_delay(delayed: DelayedMessages) -> None:
     delayed.chunks += b"a", b"b"
     assert not delayed.end_iteration()
     delayed.pop_joined()

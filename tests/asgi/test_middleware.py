@@ -60,7 +60,7 @@ def test_messages_alone_are_passed_on_until_more_come() -> None:
 
 
 @pytest.mark.usefixtures("timeless_coalescing")
-def test_asgifast_coalesces_messages_some_iterations_apart() -> None:
+def test_asgifast_coalesces_messages_iterations_apart() -> None:
     """Middleware that passes messages between tasks has this effect."""
     sent = [b"<%d>" % number for number in range(1000)]
     steps = [step for each in sent for step in (body(each), partial(iterations, 3))]

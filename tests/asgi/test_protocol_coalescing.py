@@ -107,7 +107,7 @@ async def test_buffer_reused_by_the_app_is_sent_as_it_was(protocol: Any, size: i
 
 
 @pytest.mark.usefixtures("timeless_coalescing")
-async def test_protocol_coalesces_messages_some_iterations_apart(protocol: Any) -> None:
+async def test_protocol_coalesces_messages_iterations_apart(protocol: Any) -> None:
     """Middleware that passes messages between tasks has this effect."""
     sent = [b"<%d>" % number for number in range(200)]
     steps = [step for each in sent for step in (body(each), partial(iterations, 3))]

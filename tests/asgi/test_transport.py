@@ -30,7 +30,7 @@ async def test_writes_of_one_iteration_are_one() -> None:
         assert await read(client, 6) == b"abcabc"
 
 
-async def test_headers_leave_with_their_body_in_any_iteration() -> None:
+async def test_headers_leave_with_a_body_of_any_iteration() -> None:
     async with connected() as (transport, client):
         transport.flush_follows = True
         transport.write(b"head")
@@ -145,7 +145,7 @@ class Keeping:
         self.transport.write(self.message)
 
 
-async def test_delayed_message_leaves_at_the_end_of_the_iteration() -> None:
+async def test_delayed_message_leaves_when_iteration_ends() -> None:
     async with connected() as (transport, client):
         Keeping(transport, b"held")
         await asyncio.sleep(0)

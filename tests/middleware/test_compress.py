@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import servers_with
 from tests.support.decoders import Decoder, decoded
+from tests.support.servers import LiveServer
 from tests.support.wsgi import Server, ask_compressed, exc_info, new_environ, returning
 from wsgifast import Compression, WSGIFast, compress_response
 from wsgifast.bodies.start_response import AppResponse
@@ -192,6 +194,41 @@ def test_headers_replaced_before_first_byte_count() -> None:
     assert server.finish() == TEXT
     assert server.start[0] == "500 No"
     assert server.header("Content-Encoding") is None
+
+
+def _replacing(environ: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
+    start_response("500 No", [("Content-Type", "text/html"), ("X-New", "1")], exc_info())
+    yield TEXT
+    yield TEXT
+
+
+def _replacing_headers(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+    """Replace the headers before the first byte, of an app that is lazy or not."""
+    headers = [("Content-Type", "text/html"), ("X-Old", "1")]
+    if environ["PATH_INFO"] != "/lazy":
+        start_response("200 OK", headers)
+        return _replacing(environ, start_response)
+
+    def lazy() -> Iterator[bytes]:
+        start_response("200 OK", headers)
+        yield from _replacing(environ, start_response)
+
+    return lazy()
+
+
+replacing_headers = WSGIFast(_replacing_headers, compress=True)
+server = servers_with("tests.middleware.test_compress:replacing_headers")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("path", ["/", "/lazy"])
+def test_replaced_headers_are_sent_once(server: LiveServer, path: str) -> None:
+    response = server.get(path, headers=[("Accept-Encoding", "gzip")])
+    assert response.status == 500
+    assert response.header("Content-Encoding") == "gzip"
+    assert response.header("X-New") == "1"
+    assert response.header("X-Old") is None
+    assert decoded("gzip", response.body) == TEXT * 2
 
 
 def test_compress_response_without_middleware_is_idle() -> None:

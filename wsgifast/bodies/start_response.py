@@ -183,7 +183,8 @@ class AppResponse:
         if forwards:
             # If the headers were sent, the server raises the error of exc_info (PEP 3333, "Error
             # Handling").
-            self.forward()
+            if self.forwarded or not self.delays_headers():
+                self.forward()
             self._counter = None
         return self.write
 
@@ -244,6 +245,14 @@ class AppResponse:
                 size,
             )
         self.set_length(size)
+
+    def delays_headers(self) -> bool:
+        """Return whether the headers of a stream are forwarded with its first chunk.
+
+        Until then, the app may replace them by a call with exc_info. gunicorn then sends both sets
+        of headers. With two Content-Encodings, the client could not decode the body.
+        """
+        return self.codes_stream and self._checked is None
 
     def forward(self) -> None:
         """Call the server's start_response."""

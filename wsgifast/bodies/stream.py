@@ -81,12 +81,16 @@ class ConvertedStream(Sendable):
             for chunk in chunks:
                 first = convert(chunk)
                 if response.status is not None:
+                    if not response.forwarded:
+                        response.forward()
                     if first:
                         break
                     yield b""
                 elif first:
                     break
         except Exception:
+            if response.status is not None and not response.forwarded:
+                response.forward()
             if not response.is_over():
                 raise
         if response.status is None:
@@ -99,6 +103,8 @@ class ConvertedStream(Sendable):
             if not response.forwarded:
                 response.forward()
             raise response.not_started()
+        if not response.forwarded:  # the stream is empty
+            response.forward()
         if response.no_body:
             yield b""  # makes the server send the headers, without adding a Content-Length
             return
