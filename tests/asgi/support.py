@@ -26,7 +26,7 @@ _BODY_TYPES = {"http.response.body", PATHSEND, ZEROCOPYSEND}
 
 @dataclass
 class Received:
-    """Return the body messages of these chunks."""
+    """The messages that an app has sent for one response."""
 
     messages: list[Message] = field(default_factory=list)
 

@@ -184,7 +184,7 @@ class Compressor:
 
 
 class Totals:
-    """What this process has compressed, for each content coding.
+    """The amounts of data that this process has compressed, for each content coding.
 
     :ivar uncompressed_bytes: the bytes before compression.
     :ivar compressed_bytes: the bytes after compression.

@@ -4,7 +4,7 @@ The earlier response is the dictionary. Its header Use-As-Dictionary has a patte
 client requests such a URL, it sends the SHA-256 of the dictionary in Available-Dictionary. The
 response may then have the content coding "dcz", which is zstd with this dictionary.
 
-Sections without a number of an RFC are those of RFC 9842.
+Section numbers without an RFC number refer to RFC 9842.
 """
 
 from __future__ import annotations

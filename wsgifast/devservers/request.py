@@ -33,7 +33,7 @@ _REQUEST_LINE = re.compile(rf"{TOKEN} [!-~\x80-\xff]+ HTTP/1\.[0-9]")
 # headers.
 _HEADER_LINE = re.compile(rb"(?:%b:[^\r\n\0]*)?\r?\n" % TOKEN.encode())
 _SCRATCH_BYTES = 64 * 1024
-_LEFT = "the client left before it had sent the whole request body"
+_CLIENT_LEFT = "the client left before it had sent the whole request body"
 
 
 class CheckedLines:
@@ -192,5 +192,5 @@ class RequestBody(io.RawIOBase):
             status = HTTPStatus.REQUEST_TIMEOUT
             raise RequestError(status, "The request body did not arrive in time") from error
         except OSError as error:
-            raise ClientGone(_LEFT) from error
-        raise ClientGone(_LEFT)
+            raise ClientGone(_CLIENT_LEFT) from error
+        raise ClientGone(_CLIENT_LEFT)
