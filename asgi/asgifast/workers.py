@@ -6,6 +6,7 @@ gunicorn -k asgifast.workers.FastUvicornWorker module:app
 from __future__ import annotations
 
 import asyncio
+import logging
 import mmap
 import os
 import signal
@@ -79,7 +80,8 @@ class FastUvicornWorker(UvicornWorker):  # type: ignore[misc, unused-ignore]
         # class wsgifast.workers.JSONLogger, both logs are in JSON. A user's own format remains.
         if any(type(h.formatter) is ErrorLogFormatter for h in self.log.error_log.handlers):
             for handler in self.log.access_log.handlers:
-                if getattr(handler.formatter, "_fmt", "") == self.log.access_fmt:
+                stock = handler.formatter
+                if type(stock) is logging.Formatter and stock._fmt == self.log.access_fmt:
                     handler.setFormatter(JSONFormatter())
 
     @classmethod

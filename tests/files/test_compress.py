@@ -205,8 +205,8 @@ def test_missing_package_is_named(tree: Path, monkeypatch: pytest.MonkeyPatch) -
     ("options", "message"),
     [
         ({"codings": ["lzma"]}, "'lzma'"),
-        ({"codings": "gzip"}, r"codings='gzip': a list"),
-        ({"skip_extensions": "jpg"}, r"skip_extensions='jpg': a list"),
+        ({"codings": "gzip"}, r"codings='gzip': must be a list"),
+        ({"skip_extensions": "jpg"}, r"skip_extensions='jpg': must be a list"),
     ],
 )
 def test_wrong_option_is_refused(tree: Path, options: dict[str, Any], message: str) -> None:
