@@ -58,11 +58,10 @@ class Shedding:
         has_waited = exchange.queued or "HTTP_X_REQUEST_START" in exchange.fields
         waited_s = exchange.waited_s() if has_waited else 0.0
         accepted = channel.connection()
-        if isinstance(accepted.peer, tuple):  # TCP
-            received = last_received(accepted.sock)
-            if received is not None:
-                # The times are not added, because the proxy's time includes the time in the kernel.
-                waited_s = max(waited_s, received[0])
+        is_tcp = isinstance(accepted.peer, tuple)
+        if is_tcp and (received := last_received(accepted.sock)) is not None:
+            # The times are not added, because the proxy's time includes the time in the kernel.
+            waited_s = max(waited_s, received[0])
         return waited_s > self._timeout_s
 
     def error(self) -> QueueTimeout:
