@@ -29,13 +29,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import signal
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
 from tests.support.crowds import raise_open_files
-from wsgifast.commands.arguments import count, option, seconds
+from wsgifast.commands.arguments import STATUS_CUT_OFF, count, option, seconds
 from wsgifast.commands.bench.processes import HOST
 
 from . import (
@@ -123,8 +123,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not selected:
             parser.error(f"{' '.join(keys)}: add --link MBIT, the link's rate")
     if options.list:
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a reader such as `head` may end early
-        print("\n".join(f"{row.key:32} {row.title}" for table in selected for row in table.rows))
+        lines = [f"{row.key:32} {row.title}" for table in selected for row in table.rows]
+        try:
+            print("\n".join(lines), flush=True)
+        except BrokenPipeError:  # a reader such as `head` has ended
+            # At exit, Python would try to write the output again.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return STATUS_CUT_OFF
         return 0
     profile = PROFILES[options.profile]
     for name in ("seconds", "rounds", "row_seconds", "note"):

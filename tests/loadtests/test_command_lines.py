@@ -65,4 +65,4 @@ def test_list_of_rows_ends_quietly_with_its_reader() -> None:
     os.close(read)
     ended = subprocess.run(command, cwd=ROOT, stdout=write, stderr=subprocess.PIPE, timeout=100)
     os.close(write)
-    assert (ended.returncode, ended.stderr) == (-signal.SIGPIPE, b"")
+    assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, b"")
