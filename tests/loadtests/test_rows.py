@@ -21,6 +21,7 @@ from loadtests.harness.runner import run
 from loadtests.harness.tables import BYTES, Profile, Table, Task
 from loadtests.link import ADDRESS, NoLink, link
 from tests.support.programs import program
+from tests.support.servers import wait_for
 from wsgifast.commands.bench.processes import Server, running_server
 from wsgifast.commands.bench.report import problems
 
@@ -156,8 +157,12 @@ def test_link_reaches_a_server_and_is_removed() -> None:
         sock, _ = server.accept()
         with sock:
             assert sock.recv(10) == b"x"
-    listed = subprocess.run([ip, "addr"], capture_output=True, text=True, check=True).stdout
-    assert ADDRESS not in listed
+
+    def addresses() -> str:
+        return subprocess.run([ip, "addr"], capture_output=True, text=True, check=True).stdout
+
+    # The kernel removes the interface some time after the command has ended.
+    wait_for(lambda: ADDRESS not in addresses(), "the link is removed")
 
 
 def test_missing_link_is_printed(
