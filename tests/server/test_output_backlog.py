@@ -79,6 +79,30 @@ def test_piece_refused_by_tls_is_whole_beside_disk(blocks_of: tuple[int, ...]) -
     queued.close()
 
 
+class Uncounted(list[memoryview]):
+    """A list that does not allow iteration."""
+
+    def __iter__(self) -> Iterator[memoryview]:
+        raise AssertionError("all buffers are visited for one piece")
+
+
+def test_piece_beside_disk_does_not_visit_all_buffers() -> None:
+    """A list of 300 MB may have 75,000 buffers. Each piece is sent under the queue's lock."""
+    queued = backlog.Backlog(rules().memory)
+    for _ in range(100):
+        queued.append(bytes(20_000))
+    spilled = queued.begin_spill(0)
+    assert spilled is not None
+    spilled.remaining = Uncounted(spilled.remaining)
+    sent = 0
+    for _ in range(10):
+        first = queued.first
+        assert isinstance(first, memoryview)
+        sent += queued.replace_buffers(1, [])
+    assert sent == 10 * backlog.PIECE_BYTES
+    queued.close()
+
+
 @contextlib.contextmanager
 def giving_back(*shared: OutputRules) -> Iterator[list[Near]]:
     """Return queues with these rules. In the end, all that they reserved has been released."""

@@ -115,15 +115,16 @@ class Spilling:
     heap would keep the memory before it from the system.
 
     :ivar remaining: the buffers in reverse order, without the bytes that were popped to be sent.
-    :ivar popped_bytes: the number of these bytes.
+    :ivar size: the number of bytes in `remaining`.
     """
 
     buffers: list[memoryview]
     remaining: list[memoryview] = field(init=False)
-    popped_bytes: int = 0
+    size: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.remaining = self.buffers[::-1]
+        self.size = sum(map(len, self.buffers))
 
     def pop(self, limit: int) -> bytes:
         """Return a copy of the next bytes, at most `limit`, to be sent."""
@@ -135,7 +136,7 @@ class Spilling:
                 self.remaining.append(buffer[limit:])
             limit -= len(parts[-1])
         data = b"".join(parts)
-        self.popped_bytes += len(data)
+        self.size -= len(data)
         return data
 
 
@@ -243,17 +244,17 @@ class Backlog:
             self._close_spill_file()
             return
         items = self._items
-        try:
-            at = items.index(spilling)
-        except ValueError:
+        if spilling not in items:
             return  # the buffers were sent from memory or dropped
+        at = items.index(spilling)
         items.rotate(-at)
         items.popleft()
         if segment is None:
             self._requeue_remaining(spilling)
         else:
-            taken = spilling.popped_bytes
-            segment = segment._replace(offset=segment.offset + taken, size=segment.size - taken)
+            # The popped bytes of the file are not used.
+            end = segment.offset + segment.size
+            segment = segment._replace(offset=end - spilling.size, size=spilling.size)
             self.in_memory -= sum(map(_bytes_in_memory, spilling.buffers))
             match items[-1] if at else None:
                 case FileSegment(fd, offset, size) if (fd, offset + size) == segment[:2]:
@@ -297,7 +298,7 @@ class Backlog:
         # The socket is ready before the buffers are written. A piece of them is copied, to be sent
         # now. The disk thread still writes all buffers. The piece contains at least the bytes that
         # TLS has refused.
-        if sum(map(len, first.remaining)) <= PIECE_BYTES:
+        if first.size <= PIECE_BYTES:
             items.popleft()
             self._requeue_remaining(first)
         else:
