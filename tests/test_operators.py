@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import re
 import select
 import signal
@@ -47,17 +46,6 @@ STACKS = ["FastWorker", "FastWorker HTTP/2", "httptools", "h11"]
 if find_spec("zttp"):
     STACKS += ["zttp", "zttp HTTP/2"]
 PROBES = {"health_path": "/livez", "ready_path": "/readyz"}
-# A logging configuration with a format of the user for gunicorn's access log.
-OWN_FORMAT = {
-    "version": 1,
-    "formatters": {"mine": {"format": "MINE %(message)s"}},
-    "handlers": {"out": {"class": "logging.StreamHandler", "formatter": "mine"}},
-    "root": {"handlers": ["out"], "level": "INFO"},
-    "loggers": {
-        name: {"handlers": ["out"], "level": "INFO", "propagate": False}
-        for name in ("gunicorn.access", "gunicorn.error")
-    },
-}
 each_stack = pytest.mark.parametrize("stack", STACKS)
 each_asgi_stack = pytest.mark.parametrize("stack", STACKS[2:])
 each_interface = pytest.mark.parametrize("stack", ["FastWorker", "httptools"])
@@ -254,26 +242,6 @@ def test_reload_drains_nothing(stack: str) -> None:
         for process in psutil.Process(server.pid).children(recursive=True):
             process.kill()
         server.process.kill()
-
-
-@pytest.mark.parametrize("has_format", [False, True], ids=["stock", "logconfig"])
-def test_gunicorns_json_logger_writes_lines_of_asgi(has_format: bool, tmp_path: Path) -> None:
-    options = ["--logger-class=wsgifast.workers.JSONLogger"]
-    if has_format:
-        config = tmp_path / "logging.json"
-        config.write_text(json.dumps(OWN_FORMAT))
-        options.append(f"--log-config-json={config}")
-    with serving("FastUvicornWorker", *options) as server:
-        assert server.get("/json").status == 200
-        server.wait_for_log("/json")
-        [line] = [line for line in server.log().splitlines() if "/json" in line]
-    if has_format:
-        assert line.startswith("MINE ")
-        return
-    fields = json.loads(line)
-    assert fields["url.path"] == "/json"
-    assert fields["http.response.body.size"] == 3
-    assert fields["wsgifast.outcome"] == "sent"
 
 
 def test_gunicorn_worker_ends_after_a_killed_arbiter() -> None:

@@ -30,6 +30,17 @@ WAYS = ["protocol", "wrapper", "wrapped middleware", "both"]
 SIZE = 8_000_000
 
 
+async def recorded_after_leaving(client: Any, notes: Notes) -> Any:
+    """Close the connection of a client that has not read the file. Return the recorded request."""
+    await iterations(200)
+    assert not notes.requests
+    client.sock.close()
+    while not notes.requests:
+        await asyncio.sleep(0)
+    [request] = notes.requests
+    return request
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "large"
@@ -96,12 +107,7 @@ async def test_aborted_download_records_what_was_sent(
 
     async with serving(protocol, app, pathsend=None) as client:
         await client.ask()
-        await iterations(200)
-        assert not notes.requests
-        client.sock.close()
-        while not notes.requests:
-            await asyncio.sleep(0)
-    [request] = notes.requests
+        request = await recorded_after_leaving(client, notes)
     assert 0 < request.size < SIZE
     assert (notes.clients_left, notes.length_errors) == (1, [])
     assert notes.active["GET", "http"] == 0
@@ -134,12 +140,7 @@ async def test_aborted_ranges_record_what_was_sent(protocol: Any, file: Path, fi
     async with serving(protocol, app) as client:
         await client.send(b"GET / HTTP/1.1\r\nHost: a\r\nRange: %b\r\n\r\n" % ranges)
         await client.until(b"\r\n\r\n")
-        await iterations(200)
-        assert not notes.requests
-        client.sock.close()
-        while not notes.requests:
-            await asyncio.sleep(0)
-    [request] = notes.requests
+        request = await recorded_after_leaving(client, notes)
     assert request.sent_as == "segments"
     assert 0 < request.size < first + 3_000_000
     assert (notes.clients_left, notes.length_errors) == (1, [])

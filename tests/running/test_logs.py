@@ -1,4 +1,4 @@
-"""`wsgifast run`: all output of its servers is JSON, or in the user's format."""
+"""All output of a server is JSON, or in the user's format: `wsgifast run`, FastUvicornWorker."""
 
 from __future__ import annotations
 
@@ -53,6 +53,17 @@ async def app(scope, receive, send):
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": b"ok"})
 """,
+}
+# A logging configuration for gunicorn with a format of the user.
+OWN_FORMAT = {
+    "version": 1,
+    "formatters": {"mine": {"format": "MINE %(message)s"}},
+    "handlers": {"out": {"class": "logging.StreamHandler", "formatter": "mine"}},
+    "root": {"handlers": ["out"], "level": "INFO"},
+    "loggers": {
+        name: {"handlers": ["out"], "level": "INFO", "propagate": False}
+        for name in ("gunicorn.access", "gunicorn.error")
+    },
 }
 ON_BOTH = pytest.mark.parametrize("kind", APPS)
 
@@ -341,6 +352,28 @@ def test_asgi_line_has_the_fields_of_wsgi(
     for line, expected in zip(logged, LINES.values(), strict=True):
         assert {name: line.get(name) for name in expected} == expected, json.dumps(line)
         assert 0 < line["wsgifast.duration_us"] < 60_000_000
+
+
+@pytest.mark.parametrize("has_format", [False, True], ids=["stock", "logconfig"])
+def test_gunicorns_json_logger_writes_lines_of_asgi(has_format: bool, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(APPS["uvicorn"])
+    (tmp_path / "log.json").write_text(json.dumps(OWN_FORMAT))
+    command = (
+        "-m gunicorn -k asgifast.workers.FastUvicornWorker --no-control-socket own:app "
+        "--logger-class wsgifast.workers.JSONLogger -b 127.0.0.1:{port}"
+    )
+    argv = ["python", *command.split(), *(["--log-config-json=log.json"] if has_format else [])]
+    with live_server(argv, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}) as server:
+        assert server.get("/item").status == 200
+        server.wait_for_log("/item")
+        [line] = [line for line in server.log().splitlines() if "/item" in line]
+    if has_format:
+        assert line.startswith("MINE ")
+        return
+    fields = json.loads(line)
+    assert fields["url.path"] == "/item"
+    assert fields["http.response.body.size"] == 2
+    assert fields["wsgifast.outcome"] == "sent"
 
 
 def test_asgi_line_of_file_has_the_requests_context(tmp_path: Path) -> None:
