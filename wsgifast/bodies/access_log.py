@@ -25,9 +25,10 @@ CHUNKS = "wsgifast.chunks"
 PATTERN = "wsgifast.pattern"
 # The error of a Content-Length: "short", "long", or "corrected" before anything was sent.
 LENGTH_ERROR = "wsgifast.length_error"
-# FastWorker's times, in whole microseconds like gunicorn's %(D)s: the wait for a thread, the time
-# in the thread without waits for the client, and then the time until the kernel has the last byte.
-# %(D)s also includes the time in which the body of the request arrived.
+# FastWorker's times, in whole microseconds like gunicorn's %(D)s. The first is the wait for a
+# thread. The second is the time in the thread, without waits for the client. The third ends when
+# the kernel has the last byte. %(D)s also includes the time in which the body of the request
+# arrived.
 WAIT_US = "wsgifast.wait_us"
 APP_US = "wsgifast.app_us"
 SEND_US = "wsgifast.send_us"
